@@ -1,0 +1,50 @@
+# Targets for people and for CI. Override PYTHON (the interpreter to start from) and VENV (where the environment goes).
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= onnx,export,dev
+BIN := $(VENV)/bin
+MODEL := smollm2-135m
+PROMPT := Write a short story about a fox who learns to swim.
+PYTEST_ARGS ?=
+
+.PHONY: help venv model demo test check format bench clean
+
+help:
+	@echo "make demo   fetch $(MODEL), convert it, and compare plain with speculative decoding"
+	@echo "make test   all tests, the ones on the real model included"
+	@echo "make check  formatting, lints and types"
+	@echo "make bench  speed and memory on this machine; the last line is JSON"
+	@echo "make format reformat and fix what can be fixed"
+	@echo "make clean  remove the environment and caches inside this folder (not the user's model cache)"
+
+venv: $(VENV)/.stamp
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+model: venv
+	$(BIN)/edgespec pull $(MODEL)
+
+demo: model
+	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 "$(PROMPT)"
+
+test: model
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: venv
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: model
+	$(BIN)/python -m edgespec_bench decode --json
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,101 @@
+"""Command line of the measurements: progress on stderr, the result on stdout, one JSON object as the last line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from edgespec.errors import ConfigError, EdgeSpecError
+from edgespec_bench.decode import DecodeOptions, measure
+from edgespec_bench.peers import GENAI
+
+__all__ = ["main"]
+
+_DEFAULTS = DecodeOptions()
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    click.echo(text, err=True)
+
+
+@click.group()
+def main() -> None:
+    """Measure edgespec on this machine, beside other engines in the same run."""
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
+@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-n", "--n-tokens", default=_DEFAULTS.n_tokens, show_default=True, type=click.IntRange(2))
+@click.option("--repeats", default=_DEFAULTS.repeats, show_default=True, type=click.IntRange(1))
+@click.option("--prompts", "n_prompts", default=_DEFAULTS.n_prompts, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--fidelity-tokens",
+    "n_fidelity_tokens",
+    default=_DEFAULTS.n_fidelity_tokens,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Tokens a prompt that the KLD is taken over; 0 leaves it out.",
+)
+@click.option("--setup-peers", is_flag=True, help="Set the peer engine up first where it is missing.")
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
+    """Plain decoding against onnxruntime-genai, host time a round, KLD of both, peak memory."""
+    options = DecodeOptions(**values)
+    with _errors():
+        if setup_peers:
+            _setup(options.model)
+        result = measure(options, say)
+    if not as_json:
+        _print_card(result)
+    click.echo(json.dumps(result, allow_nan=False))
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
+@click.option("--setup", is_flag=True, help="Make its environment (some 2 GB) and build its model.")
+def peers(model: str, setup: bool) -> None:
+    """Show the peer engine, or set it up."""
+    with _errors():
+        if setup:
+            _setup(model)
+    state = "ready" if GENAI.is_ready(model) else "not set up: add --setup"
+    click.echo(f"{GENAI.name} {GENAI.version}, {model}: {state} ({GENAI.folder})")
+
+
+def _setup(model: str) -> None:
+    from edgespec.pairs import source_path
+
+    if not GENAI.is_ready(model):
+        GENAI.setup(model, source_path(model), say)
+
+
+class _errors:  # noqa: N801 - reads as a statement
+    """Errors for users as one line: 2 for bad input, 1 for failure."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, EdgeSpecError):
+            click.echo(f"error: {error}", err=True)
+            raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
+
+
+def _print_card(result: dict[str, Any]) -> None:
+    ratio, host = result["plain_vs_onnxruntime_genai"], result["host"]
+    click.echo(f"{result['machine']['cpu']}, {result['threads']} threads, commit {result['commit']}")
+    click.echo(f"plain decoding   {result['plain_tok_s']} tok/s" + (f", {ratio} x onnxruntime-genai" if ratio else ""))
+    click.echo(f"host a round     {host['t0']['full_rounds_ms']['median']} ms at T = 0, "
+               f"{host['t08']['full_rounds_ms']['median']} ms at T = 0.8")  # fmt: skip
+    if result["fidelity"]:
+        click.echo(f"KLD              {result['fidelity']}")
+    if result["memory"]:
+        click.echo(f"memory           {result['memory']}")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m edgespec_bench")

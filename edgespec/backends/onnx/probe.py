@@ -1,0 +1,103 @@
+"""Finds out by running it what a graph that others exported really does: its cache, its logits rows, its rewinds.
+
+A few calls of one to three tokens on throw-away sessions. Knows nothing of folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.onnx.devices import import_onnxruntime, short_message
+from edgespec.backends.onnx.growing import GrowingCacheSession
+from edgespec.backends.onnx.session import Capabilities, OnnxSession, SharedCacheSession
+from edgespec.backends.onnx.signature import Signature
+from edgespec.errors import BackendError, EdgeSpecError
+from edgespec.types import FloatArray, ModelInfo
+
+__all__ = ["open_session", "probe_capabilities"]
+
+PROBE_LENGTH = 4
+# A wrong mask or position moves logits by far more than the kernels of different row counts do (1.3 of about 50 on an
+# int4 model), so rows count as the same when they are nearer than this share of their own spread.
+SAME_ROW = 0.5
+
+
+def open_session(runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> OnnxSession:
+    """A session of the kind that the graph needs."""
+    kind = SharedCacheSession if capabilities.is_shared else GrowingCacheSession
+    return kind(runtime, signature, info, capabilities)
+
+
+def probe_capabilities(runtime: Any, signature: Signature, info: ModelInfo) -> Capabilities:
+    """What the graph can do; raises BackendError where it cannot even decode token by token."""
+    is_shared = signature.seqlens is not None or _is_shared(runtime, signature)
+    one_row = Capabilities(last_row_only=True, rows_on_past=False, is_shared=is_shared)
+    tokens = [1 % info.n_vocab, 2 % info.n_vocab, 3 % info.n_vocab]
+    try:
+        truth = _last_row(runtime, signature, info, one_row, [[token] for token in tokens])
+    except EdgeSpecError as error:
+        raise BackendError(f"{info.name}: the graph does not run token by token: {error}") from error
+    last_row_only = _returns_last_row(signature)
+    several = Capabilities(last_row_only=last_row_only, is_shared=is_shared)
+
+    def agrees(capabilities: Capabilities, calls: Sequence[Sequence[int]], keep: int | None = None) -> bool:
+        try:
+            row = _last_row(runtime, signature, info, capabilities, calls, keep)
+        except EdgeSpecError:
+            return False
+        return _is_same(row, truth)
+
+    rows_on_past = agrees(several, [tokens[:1], tokens[1:]])
+    other = (tokens[0] + 5) % info.n_vocab
+    rewinds = agrees(one_row, [tokens[:1], [other], [other], *([token] for token in tokens[1:])], keep=1)
+    return Capabilities(last_row_only, rows_on_past, rewinds, is_shared)
+
+
+def _is_shared(runtime: Any, signature: Signature) -> bool:
+    """Hands in a cache of PROBE_LENGTH tokens of which none is used: in-place graphs return one of the same length."""
+    ort = import_onnxruntime()
+    feeds: dict[str, Any] = {signature.ids.name: np.ones((1, 1), signature.ids.dtype)}
+    if signature.mask is not None:
+        feeds[signature.mask.name] = np.ones((1, 1), signature.mask.dtype)
+    if signature.positions is not None:
+        feeds[signature.positions.name] = np.zeros((1, 1), signature.positions.dtype)
+    for port in signature.past:
+        feeds[port.name] = np.zeros(signature.kv_shape(port, PROBE_LENGTH), port.dtype)
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    try:
+        (present,) = runtime.run([signature.present[0].name], feeds, options)
+    except Exception as error:
+        short_message(error)
+        return False
+    return bool(present.shape[2] == PROBE_LENGTH)
+
+
+def _returns_last_row(signature: Signature) -> bool:
+    return signature.rows is None and len(signature.logits.shape) == 3 and signature.logits.shape[1] == 1
+
+
+def _last_row(
+    runtime: Any,
+    signature: Signature,
+    info: ModelInfo,
+    capabilities: Capabilities,
+    calls: Sequence[Sequence[int]],
+    keep: int | None = None,
+) -> FloatArray:
+    """[n_vocab] logits after `calls`; with `keep`, the cache is cut to it after the third call."""
+    session = open_session(runtime, signature, info, capabilities)
+    for index, tokens in enumerate(calls):
+        rows = session.forward(tokens, logits_rows=[len(tokens) - 1])
+        if keep is not None and index == 2:
+            session.keep(keep)
+    row: FloatArray = rows.logits[-1].copy()
+    session.close()
+    return row
+
+
+def _is_same(row: FloatArray, truth: FloatArray) -> bool:
+    return bool(np.abs(row - truth).max() <= SAME_ROW * (truth.std() + 1e-6))

@@ -1,0 +1,251 @@
+"""`edgespec doctor`: what this machine has, what is missing and what to install for what.
+
+Collects facts, each on its own, so that one that cannot be read (or a package that breaks on import) becomes a line
+under problems and never an exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec import __version__, config
+from edgespec.cli.console import format_bytes, print_json
+from edgespec.cpu import CpuTopology, read_topology
+from edgespec.pairs import list_pairs
+
+__all__ = ["EXTRAS", "command", "examine"]
+
+EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "onnx": ("run ONNX models", ("onnxruntime",)),
+    "export": (
+        "convert weights into bundles (`edgespec pull`, `edgespec export`)",
+        ("onnx", "onnxruntime", "gguf", "safetensors"),
+    ),
+    "hub": ("fetch from a model hub", ("huggingface_hub",)),
+    "bench": ("measure memory in the benchmarks", ("psutil",)),
+}  # extra -> (what it is for, the packages it brings)
+CORE = ("numpy", "click", "rich", "jinja2", "tokenizers")
+
+LOW_BYTES = 1_000_000_000  # a first pull needs about 0.4 GB of disk, a run of it about 0.5 GB of memory
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout.")
+def command(as_json: bool) -> None:
+    """Say what this machine has, what is missing, and what to install for what.
+
+    Always exits with 0; what is wrong is listed under problems.
+    """
+    facts = examine()
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo("\n".join(_lines(facts)))
+
+
+def examine(topology: CpuTopology | None = None) -> dict[str, Any]:
+    """Everything that is known about this machine, as plain values; "problems" is a list of sentences."""
+    problems: list[str] = []
+
+    def attempt(what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:  # broken installations raise anything
+            problems.append(f"{what} cannot be read: {' '.join(f'{type(error).__name__}: {error}'.split())}")
+            return None
+
+    packages = {name: _version(name) for name in (*CORE, *_optional_packages())}
+    facts: dict[str, Any] = {
+        "edgespec": __version__,
+        "python": {
+            "version": platform.python_version(),
+            "executable": sys.executable,
+            "pip": util.find_spec("pip") is not None,
+        },
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": packages,
+        "extras": {name: _extra(name, packages) for name in EXTRAS},
+        "providers": attempt("onnxruntime", _providers) if packages["onnxruntime"] else [],
+        "cpu": attempt("the CPU", lambda: _cpu(topology or read_topology())),
+        "memory": attempt("the memory", _memory),
+        "cache": attempt("the cache folder", _cache),
+        "models": attempt("the list of models", _models),
+    }
+    facts["problems"] = problems + _problems(facts)
+    return facts
+
+
+def _optional_packages() -> list[str]:
+    return [*dict.fromkeys(package for _purpose, brings in EXTRAS.values() for package in brings)]
+
+
+def _version(package: str) -> str | None:
+    """The installed version; "?" for a package that imports and has no metadata."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "?" if util.find_spec(package) else None
+
+
+def _extra(name: str, packages: Mapping[str, str | None]) -> dict[str, Any]:
+    purpose, brings = EXTRAS[name]
+    missing = [package for package in brings if packages[package] is None]
+    return {"for": purpose, "missing": missing, "install": f"pip install 'edgespec[{name}]'" if missing else None}
+
+
+def _providers() -> list[str]:
+    import onnxruntime
+
+    return [*onnxruntime.get_available_providers()]
+
+
+def _cpu(topology: CpuTopology) -> dict[str, Any]:
+    return {
+        "model": topology.model or platform.machine(),
+        "features": sorted(topology.features),
+        "n_cores": os.cpu_count(),
+        "allowed": [*topology.allowed],
+        "fast": [*topology.fast],
+        "quota": topology.quota,
+        "threads": topology.threads,
+    }
+
+
+def _memory() -> dict[str, int | None]:
+    """Bytes in all and bytes that a new process could get (Linux, Android); elsewhere the total alone."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        lines = path.read_text(encoding="ascii").splitlines()
+        fields = {name: rest.split()[0] for name, _colon, rest in (line.partition(":") for line in lines)}
+        available = fields.get("MemAvailable")
+        return {
+            "total_bytes": int(fields["MemTotal"]) * 1024,
+            "available_bytes": int(available) * 1024 if available else None,
+        }
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+    return {"total_bytes": total, "available_bytes": None}
+
+
+def _cache() -> dict[str, Any]:
+    folder = config.cache_dir()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return {
+        "folder": str(folder),
+        "used_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "free_bytes": shutil.disk_usage(existing).free,
+        "writable": existing.is_dir() and os.access(existing, os.W_OK),
+        "offline": config.is_offline(),
+    }
+
+
+def _models() -> list[dict[str, Any]]:
+    return [{"name": pair.name, "pulled": pair.is_pulled, "path": str(pair.path or "")} for pair in list_pairs()]
+
+
+def _problems(facts: Mapping[str, Any]) -> list[str]:
+    """Sentences about what would get in a user's way, the way out included."""
+    found = []
+    if not facts["packages"]["onnxruntime"]:
+        found.append("onnxruntime is not installed, so no model can run: pip install 'edgespec[onnx]'")
+    elif facts["providers"] and "CPUExecutionProvider" not in facts["providers"]:
+        found.append("this onnxruntime has no CPUExecutionProvider: install the onnxruntime package")
+    if not facts["python"]["pip"]:
+        found.append("this Python has no pip, which `edgespec pull` downloads with: python -m ensurepip")
+    return [*found, *_cpu_problems(facts["cpu"]), *_space_problems(facts["memory"], facts["cache"])]
+
+
+def _cpu_problems(cpu: Mapping[str, Any] | None) -> list[str]:
+    if cpu is None or not cpu["features"]:
+        return []
+    found = []
+    if platform.machine() in {"x86_64", "AMD64"} and "avx2" not in cpu["features"]:
+        found.append("the CPU has no AVX2: int4 models will be slow")
+    if platform.machine() in {"aarch64", "arm64"} and "dotprod" not in cpu["features"]:
+        found.append("the CPU has no dot product instructions (dotprod): int4 models will be slow")
+    return found
+
+
+def _space_problems(memory: Mapping[str, Any] | None, cache: Mapping[str, Any] | None) -> list[str]:
+    found = []
+    available = memory["available_bytes"] if memory else None
+    if available is not None and available < LOW_BYTES:
+        found.append(f"{format_bytes(available)} of memory are free: even small models may not fit")
+    if cache is None:
+        return found
+    if not cache["writable"]:
+        found.append(f"{cache['folder']} cannot be written: set EDGESPEC_HOME to a folder of yours")
+    if cache["free_bytes"] < LOW_BYTES:
+        found.append(
+            f"{format_bytes(cache['free_bytes'])} of disk are free beside {cache['folder']}: set EDGESPEC_HOME"
+        )
+    return found
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _lines(facts: Mapping[str, Any]) -> list[str]:
+    python, packages = facts["python"], facts["packages"]
+    rows = [
+        ("edgespec", facts["edgespec"]),
+        ("python", f"{python['version']} ({python['executable']})"),
+        ("system", facts["system"]),
+        ("packages", ", ".join(f"{name} {version}" for name, version in packages.items() if version)),
+        ("providers", ", ".join(facts["providers"] or []) or "none"),
+        *_cpu_rows(facts["cpu"]),
+        *_space_rows(facts["memory"], facts["cache"]),
+        ("models", ", ".join(_model_text(model) for model in facts["models"] or []) or "none known"),
+    ]
+    lines = [f"{name:<11}{value}" for name, value in rows]
+    lines += ["", "what to install for what"]
+    for name, extra in facts["extras"].items():
+        lines.append(f"  {name:<9}{extra['for']}: {extra['install'] or 'here'}")
+    lines += ["", "problems" if facts["problems"] else "no problems found"]
+    return lines + [f"  - {problem}" for problem in facts["problems"]]
+
+
+def _model_text(model: Mapping[str, Any]) -> str:
+    return model["name"] if model["pulled"] else f"{model['name']} (not here: edgespec pull {model['name']})"
+
+
+def _cpu_rows(cpu: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    if cpu is None:
+        return []
+    quota = "" if cpu["quota"] is None else f", quota {cpu['quota']:.3g} cores"
+    cores = f"{cpu['n_cores']}, allowed {_join(cpu['allowed'])}, fast {_join(cpu['fast'])}{quota}"
+    return [
+        ("cpu", f"{cpu['model']} ({', '.join(cpu['features']) or 'features unknown'})"),
+        ("cores", f"{cores}; threads {cpu['threads']}"),
+    ]
+
+
+def _space_rows(memory: Mapping[str, Any] | None, cache: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    rows = []
+    if memory is not None and memory["total_bytes"]:
+        free = memory["available_bytes"]
+        rows.append(("memory", format_bytes(memory["total_bytes"]) + (f", {format_bytes(free)} free" if free else "")))
+    if cache is not None:
+        offline = ", offline" if cache["offline"] else ""
+        used, free = format_bytes(cache["used_bytes"]), format_bytes(cache["free_bytes"])
+        rows.append(("cache", f"{cache['folder']} ({used} used, {free} free{offline})"))
+    return rows
+
+
+def _join(numbers: list[int]) -> str:
+    """Core numbers with runs shortened: 0-3,6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,119 @@
+"""`edgespec export`: weights in, a bundle out. Options become `ExportOptions`; `edgespec_export` does the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.console import format_bytes, print_json, progress, say
+
+__all__ = ["command"]
+
+
+def _comma_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+
+
+def _layer_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """`0-3,28,29` as (0, 1, 2, 3, 28, 29)."""
+    if value is None:
+        return None
+    layers: list[int] = []
+    for part in value.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise click.BadParameter(f"'{part}' is neither a layer number nor a range such as 0-3.")
+        layers += range(int(first), int(last or first) + 1)
+    return tuple(layers)
+
+
+@click.command(name="export")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--name", help="The bundle's name; default: the model's own.")
+@click.option("--bits", type=click.Choice(["4", "8", "32"]), default="4", show_default=True, help="32 keeps float.")
+@click.option("--block-size", type=int, default=32, show_default=True, help="Weights that share a scale: 16 to 256.")
+@click.option("--symmetric/--asymmetric", default=True, show_default=True, help="Without or with zero points.")
+@click.option("--head-bits", type=click.Choice(["4", "8", "32"]), help="Of the lm head; default: as --bits.")
+@click.option("--head-block-size", type=int, help="Of the lm head; default: as --block-size.")
+@click.option("--embed-bits", type=click.Choice(["4", "8", "32"]), help="Of the embedding table.")
+@click.option("--accuracy-level", type=int, default=4, show_default=True, help="4 multiplies in int8, 1 in float.")
+@click.option(
+    "--quantizer",
+    type=click.Choice(["rtn", "mse", "gptq"]),
+    default="rtn",
+    show_default=True,
+    help="Round to nearest, search scales, or fit the outputs on a calibration text.",
+)
+@click.option("--search", type=int, help="Scales that mse and gptq try per block.")
+@click.option(
+    "--fallback",
+    type=click.Choice(["refuse", "smaller", "pad"]),
+    default="refuse",
+    show_default=True,
+    help="For rows that the block does not divide.",
+)
+@click.option("--taps", callback=_comma_list, help="Features to give out: final, layer.N; separated by commas.")
+@click.option("--keep-layers", callback=_layer_list, help="Only these layers, such as 0-7,28,29: a cheap draft.")
+@click.option("-c", "--ctx-size", "--n-ctx", "n_ctx", type=int, help="Context in tokens; default: the model's.")
+@click.option("--check/--no-check", default=True, show_default=True, help="Compare with a float reference.")
+@click.option("--min-top1", type=float, help="Least share of equal top tokens for the check to pass.")
+@click.option("--max-kld", type=float, help="Largest mean KL divergence, in nats, for the check to pass.")
+@click.option("--check-tokens", type=int, default=256, show_default=True, help="Length of the text compared.")
+@click.option("--force", is_flag=True, help="Replace the bundle that OUT holds.")
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, no progress bar.")
+def command(
+    source: Path,
+    out: Path,
+    check: bool,
+    min_top1: float | None,
+    max_kld: float | None,
+    check_tokens: int,
+    force: bool,
+    as_json: bool,
+    **settings: Any,
+) -> None:
+    """Convert SOURCE (a .gguf file, or a folder with config.json and safetensors) into the bundle folder OUT."""
+    from edgespec_export import CheckOptions, ExportOptions, export_model
+
+    from edgespec.bundle import Bundle
+
+    for key in ("bits", "head_bits", "embed_bits"):
+        settings[key] = None if settings[key] is None else int(settings[key])
+    options = ExportOptions(**settings)
+    limits = CheckOptions(min_top1=min_top1, max_kld=max_kld, n_tokens=check_tokens) if check else None
+    with progress(plain=as_json) as report:
+        export_model(source, out, options, report, check=limits, force=force)
+    _show(Bundle.open(out), as_json)
+
+
+def _show(bundle: Any, as_json: bool) -> None:
+    info = bundle.info
+    size = sum(entry["bytes"] for entry in bundle.files.values())
+    facts = {"path": str(bundle.folder), "bytes": size, "quantization": info.quantization, "parity": info.parity}
+    if as_json:
+        print_json({"name": info.name, **facts})
+        return
+    click.echo(f"{info.name} ({info.architecture}, {info.n_layers} layers, {format_bytes(size)}): {bundle.folder}")
+    for note in info.quantization["notes"]:
+        click.echo(f"note: {note}")
+    if info.parity is not None:
+        click.echo(_parity_table(info.parity))
+        if info.parity["argmax_flips"]:
+            flips, count = info.parity["argmax_flips"], info.parity["n_tokens"]
+            level = info.quantization["accuracy_level"]
+            say(f"warning: {flips} of {count} top tokens differ from the float model's (accuracy level {level}).")
+
+
+def _parity_table(parity: dict[str, Any]) -> str:
+    """Plain text, so that it reads the same in a log."""
+    lines = [f"{'compared with float':>22}  {'KLD':>9}  {'top-1':>6}  {'max error':>9}"]
+    rows = [(f"{row['query']} on a past of {row['past']}", row) for row in parity["grid"]]
+    rows.append((f"text of {parity['n_tokens']} tokens", parity))
+    lines += [
+        f"{label:>22}  {row['kld_mean']:>9.2e}  {row['top1_agreement']:>6.1%}  {row['max_abs_error']:>9.2e}"
+        for label, row in rows
+    ]
+    return "\n".join(lines)

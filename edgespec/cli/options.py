@@ -1,0 +1,101 @@
+"""Options that several commands share, under the one name that the Python API and the config file use too.
+
+Short forms and the spellings of llama.cpp are aliases. Values are checked where they are used, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from edgespec.draft.base import DRAFTERS
+from edgespec.engine.controller import CONTROLLERS
+
+__all__ = ["DEFAULT_MODEL", "engine_kwargs", "engine_options", "json_option", "sampling_options", "sampling_params"]
+
+DEFAULT_MODEL = "smollm2-135m"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+ENGINE = (
+    click.option("-md", "--draft-model", help="Draft model: a pair's name, a bundle folder or a .gguf file."),
+    click.option("--draft", help=f"Draft kinds in order of priority: none, {', '.join(DRAFTERS)}."),
+    click.option(
+        "--num-speculative-tokens", "--draft-max", type=int, default=4, show_default=True, help="Most tokens a round."
+    ),
+    click.option(
+        "--min-speculative-tokens", "--draft-min", type=int, default=0, show_default=True, help="Fewest; else none."
+    ),
+    click.option("--controller", type=click.Choice(list(CONTROLLERS)), default="fixed", show_default=True),
+    click.option(
+        "--verifier",
+        type=click.Choice(["coupled", "rejection", "block", "typical"]),
+        default="coupled",
+        show_default=True,
+        help="Acceptance rule; typical needs --lossy typical.",
+    ),
+    click.option("--lossy", type=click.Choice(["typical"]), help="Allow a rule that changes the distribution."),
+    click.option(
+        "--exact/--fast",
+        default=True,
+        show_default=True,
+        help="Rows that do not depend on how many run together, or the fastest row counts.",
+    ),
+    click.option("--prompt-lookup-min", type=int, default=2, show_default=True, help="Shortest n-gram match."),
+    click.option("-c", "--n-ctx", "--ctx-size", type=int, help="Context in tokens."),
+    click.option("-cd", "--draft-n-ctx", "--ctx-size-draft", type=int, help="The draft's context in tokens."),
+    click.option("-t", "--threads", type=int, help="Threads; by default the allowed fast cores."),
+    click.option("--device", default="cpu", show_default=True, help="Where the target runs."),
+    click.option("--draft-device", default="cpu", show_default=True, help="Where the draft runs."),
+)
+
+SAMPLING = (
+    click.option("-n", "--max-tokens", "--predict", type=int, default=256, show_default=True),
+    click.option("--temperature", "--temp", type=float, default=0.0, show_default=True),
+    click.option("--top-k", type=int, default=0, show_default=True, help="0 = off."),
+    click.option("--top-p", type=float, default=1.0, show_default=True),
+    click.option("--min-p", type=float, default=0.0, show_default=True),
+    click.option("-s", "--seed", type=int, help="By default a random one, which is reported."),
+    click.option("--repetition-penalty", "--repeat-penalty", type=float, default=1.0, show_default=True),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+    click.option("--stop", multiple=True, help="Stop string; may be given several times."),
+    click.option("--min-tokens", type=int, default=0, show_default=True),
+    click.option("--ignore-eos", is_flag=True),
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, nothing else there.")
+
+
+def engine_options(command: Command) -> Command:
+    """Add the fields of EngineOptions."""
+    for option in reversed(ENGINE):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the fields of SamplingParams that a command line needs."""
+    for option in reversed(SAMPLING):
+        command = option(command)
+    return command
+
+
+def engine_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a command's parameters that `edgespec.LLM` takes."""
+    from edgespec.options import EngineOptions
+
+    names = {*EngineOptions.names(), "draft_model"}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def sampling_params(values: Mapping[str, Any], **changes: Any) -> Any:
+    """A SamplingParams from a command's parameters; raises ConfigError."""
+    from dataclasses import fields
+
+    from edgespec.sampling import SamplingParams
+
+    names = {f.name for f in fields(SamplingParams)}
+    return SamplingParams(**{**{name: value for name, value in values.items() if name in names}, **changes})

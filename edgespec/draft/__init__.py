@@ -1,0 +1,7 @@
+"""Drafters: components that propose tokens for the target to verify."""
+
+from __future__ import annotations
+
+from edgespec.draft.base import DRAFTERS, DraftSetup, create_drafter, register_drafter
+
+__all__ = ["DRAFTERS", "DraftSetup", "create_drafter", "register_drafter"]

@@ -1,0 +1,98 @@
+"""How many tokens to draft: fixed, and the two adaptive rules of the literature under their own names.
+
+A controller sees offers and round records; it knows no tokens and no tensors. `k = 0` is a plain step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from edgespec.errors import ConfigError
+from edgespec.types import DraftContext, Drafter, RoundRecord
+
+__all__ = ["CONTROLLERS", "Controller", "MultiplicativeController", "WindowController", "create_controller"]
+
+
+class Controller:
+    """Always asks for `k` tokens from the first drafter that has any."""
+
+    name = "fixed"
+
+    def __init__(self, k: int, min_k: int = 0) -> None:
+        self.k = k
+        self.min_k = min_k
+        self.max_k = k
+
+    def choose(self, drafters: Sequence[Drafter], context: DraftContext, room: int) -> tuple[Drafter | None, int]:
+        """(drafter, k) for this round, min_k to `room` tokens; (None, 0) for a plain step."""
+        lowest = max(1, self.min_k)
+        if min(self.k, room) >= lowest:
+            for drafter in drafters:
+                k = min(self.k, room, drafter.offer(context).max_k)
+                if k >= lowest:
+                    return drafter, k
+        return None, 0
+
+    def update(self, record: RoundRecord) -> None:
+        """Learn from a finished round."""
+
+
+class MultiplicativeController(Controller):
+    """After each round: acceptance above target + 0.1 lengthens by a tenth, below target - 0.1 shortens by a tenth.
+
+    The length is kept as a real number and rounded only when used, so that a short length can grow.
+    """
+
+    name = "multiplicative"
+    target, margin, factor, longest = 0.7, 0.1, 0.1, 16
+
+    def __init__(self, k: int, min_k: int = 0) -> None:
+        super().__init__(k, min_k)
+        self.length = float(k)
+        self.max_k = max(k, self.longest)
+
+    def update(self, record: RoundRecord) -> None:
+        if record.asked_k == 0 or record.drafted == 0:
+            return
+        rate = record.accepted / record.drafted
+        if rate > self.target + self.margin:
+            self.length *= 1 + self.factor
+        elif rate < self.target - self.margin:
+            self.length *= 1 - self.factor
+        self.length = min(max(self.length, 1.0), float(self.max_k))
+        self.k = round(self.length)
+
+
+class WindowController(Controller):
+    """Sliding window of 100 acceptance ratios; from 10 samples on, +1 or -1 between 1 and 10 around the target rate."""
+
+    name = "window"
+    target, margin, size, warm_up, longest = 0.7, 0.1, 100, 10, 10
+
+    def __init__(self, k: int, min_k: int = 0) -> None:
+        super().__init__(k, min_k)
+        self.max_k = max(k, self.longest)
+        self.ratios: deque[float] = deque(maxlen=self.size)
+
+    def update(self, record: RoundRecord) -> None:
+        if record.asked_k == 0 or record.drafted == 0:
+            return
+        self.ratios.append(record.accepted / record.drafted)
+        if len(self.ratios) < self.warm_up:
+            return
+        mean = sum(self.ratios) / len(self.ratios)
+        step = (mean > self.target + self.margin) - (mean < self.target - self.margin)
+        self.k = min(max(self.k + step, 1), self.max_k)
+
+
+CONTROLLERS: dict[str, type[Controller]] = {
+    kind.name: kind for kind in (Controller, MultiplicativeController, WindowController)
+}
+
+
+def create_controller(name: str, k: int, min_k: int = 0) -> Controller:
+    """Raises ConfigError for an unknown name."""
+    if name not in CONTROLLERS:
+        raise ConfigError(f"unknown controller {name!r}: use one of {', '.join(CONTROLLERS)}")
+    return CONTROLLERS[name](k, min_k)

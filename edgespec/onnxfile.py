@@ -1,0 +1,100 @@
+"""Where an ONNX file takes its external weights from, read straight from the protobuf bytes.
+
+Owns just enough of the wire format to visit every TensorProto of a model, in subgraphs, functions and attributes too.
+It needs no onnx package and copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.errors import BundleError
+
+__all__ = ["external_locations"]
+
+# message -> field number -> message of the submessages that can lead to a tensor (field numbers of onnx.proto)
+_CHILDREN: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {13: "entry"},
+}
+_MAX_DEPTH = 64
+
+
+def external_locations(path: Path) -> list[str]:
+    """Every distinct `location` of external data in the model, sorted. Raises BundleError for a broken file."""
+    try:
+        size = path.stat().st_size
+        view = np.memmap(path, np.uint8, mode="r").data if size else memoryview(b"")
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror or error}.") from error
+    try:
+        return sorted(set(_locations(view, "model", 0)))
+    except (IndexError, ValueError) as error:
+        raise BundleError(f"{path} is not a valid ONNX file ({error}): export or pull the bundle again.") from error
+
+
+def _locations(view: memoryview, message: str, depth: int) -> Iterator[str]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"messages are nested deeper than {_MAX_DEPTH}")
+    children = _CHILDREN[message]
+    for number, payload in _fields(view):
+        child = children.get(number)
+        if child is None or payload is None:
+            continue
+        if child == "entry":
+            yield from _location(payload)
+        else:
+            yield from _locations(payload, child, depth + 1)
+
+
+def _location(view: memoryview) -> Iterator[str]:
+    """The value of a key-value entry whose key is `location`."""
+    entry = {number: bytes(payload) for number, payload in _fields(view) if payload is not None}
+    if entry.get(1) == b"location":
+        yield entry.get(2, b"").decode("utf-8", "replace")
+
+
+def _fields(view: memoryview) -> Iterator[tuple[int, memoryview | None]]:
+    """(field number, bytes of a length-delimited field or None) for each field of a message."""
+    position, end = 0, len(view)
+    while position < end:
+        tag, position = _varint(view, position)
+        number, wire = tag >> 3, tag & 7
+        payload = None
+        if wire == 0:
+            _, position = _varint(view, position)
+        elif wire == 1:
+            position += 8
+        elif wire == 5:
+            position += 4
+        elif wire == 2:
+            length, position = _varint(view, position)
+            payload = view[position : position + length]
+            position += length
+        else:
+            raise ValueError(f"wire type {wire}")
+        if position > end:
+            raise ValueError("a field runs past its end")
+        yield number, payload
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        byte = view[position]
+        position += 1
+        result |= (byte & 127) << shift
+        if byte < 128:
+            return result, position
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number is too long")

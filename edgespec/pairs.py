@@ -1,0 +1,273 @@
+"""From a model's name to a folder that can be loaded: known pairs, the user's own files, and the cache between them.
+
+`pull` downloads and converts, `resolve` finds what is here (and converts, but does not download unless told). Owns the
+layout of the cache; transport is in `downloads`, the meaning of manifests in `manifest`, conversion in edgespec_export.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from edgespec.config import bundles_dir, cache_dir, nearest
+from edgespec.downloads import HubSource, PathSource, Progress, WheelSource, fetch, lock, staging
+from edgespec.errors import ConfigError, MissingDependencyError, PullError
+from edgespec.manifest import Manifest, known_manifests, read_manifest
+
+__all__ = ["PairStatus", "ensure", "list_pairs", "pull", "resolve", "source_path"]
+
+
+@dataclass(frozen=True)
+class PairStatus:
+    """What `list` shows of a known pair; is_pulled: no download is needed; path: its bundle, if it is converted too."""
+
+    name: str
+    description: str
+    license: str
+    size_bytes: int | None
+    drafts: tuple[str, ...]
+    default_draft: str
+    is_pulled: bool
+    path: Path | None
+
+
+def list_pairs() -> list[PairStatus]:
+    """Every known pair, in order of name."""
+    return [_status(manifest) for _name, manifest in sorted(known_manifests().items())]
+
+
+def pull(name: str, progress: Progress | None = None, *, force: bool = False) -> Path:
+    """Download and convert a known pair (or a manifest file), drafts included; the folder of the target's bundle.
+
+    Uses no network when everything is in the cache. force: download and convert again. Raises ConfigError for an
+    unknown name, PullError for a download that fails, ExportError for weights that cannot be converted.
+    """
+    manifest, _draft = _find(name)
+    wanted = [None, *manifest.drafts]
+    paths = [_bundle_path(manifest, draft) for draft in wanted]
+    if not force and all(_is_bundle(path) for path in paths):
+        return paths[0]
+    with lock(cache_dir() / "lock", progress):
+        source = fetch(manifest.source, _source_dir(manifest), progress, force=force)
+        for draft, path in zip(wanted, paths, strict=True):
+            if force:
+                shutil.rmtree(path, ignore_errors=True)
+            if not _is_bundle(path):
+                _convert(source, path, _options(manifest, draft), progress)
+    return paths[0]
+
+
+def resolve(name_or_path: str | Path, *, download: bool = False, progress: Progress | None = None) -> Path:
+    """The folder to load for a folder, a .gguf file, a manifest file, a known pair, or `pair:draft`.
+
+    Weights that are no bundle yet are converted once into the cache. Known names win over a folder of the same name in
+    the working directory (write ./name for that one). Raises ConfigError for what does not exist, PullError for a pair
+    that was not pulled while `download` is False.
+    """
+    text = os.fspath(name_or_path)
+    if _is_local(text):
+        return _resolve_local(Path(text).expanduser(), progress)
+    manifest, draft = _find(text)
+    path = _bundle_path(manifest, draft)
+    if _is_bundle(path):
+        return path
+    if not download and not _has_source(manifest):
+        raise PullError(f"{manifest.name} is not here yet: run `edgespec pull {manifest.name}` once")
+    with lock(cache_dir() / "lock", progress):
+        source = fetch(manifest.source, _source_dir(manifest), progress)
+        if not _is_bundle(path):
+            _convert(source, path, _options(manifest, draft), progress)
+    return path
+
+
+def ensure(name_or_path: str | Path, progress: Progress | None = None) -> Path:
+    """`resolve`, downloading a known pair that is not here yet."""
+    return resolve(name_or_path, download=True, progress=progress)
+
+
+def source_path(name: str, progress: Progress | None = None) -> Path:
+    """The verified weights that a known pair is made from, downloaded if need be: a GGUF file or a folder."""
+    manifest, _draft = _find(name)
+    with lock(cache_dir() / "lock", progress):
+        return fetch(manifest.source, _source_dir(manifest), progress)
+
+
+def _find(name: str) -> tuple[Manifest, str | None]:
+    """The manifest that `name` or `name:draft` means, and the draft."""
+    if name.endswith(".toml"):
+        return read_manifest(Path(name).expanduser()), None
+    known = known_manifests()
+    base, _colon, draft = name.partition(":")
+    if base not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise ConfigError(
+            f'there is no model "{name}"{nearest(name, known)} (known names: {names}; a folder, a .gguf file or a '
+            "manifest works too)"
+        )
+    manifest = known[base]
+    if draft and draft not in manifest.drafts:
+        drafts = ", ".join(manifest.drafts) or "none"
+        raise ConfigError(f'{base} has no draft "{draft}"{nearest(draft, manifest.drafts)} (it has: {drafts})')
+    return manifest, draft or None
+
+
+# --- the user's own files ---------------------------------------------------------------------------------------------
+
+
+def _is_local(text: str) -> bool:
+    """Whether `text` means something on disk rather than a known pair."""
+    if text.endswith(".toml"):
+        return False
+    if text.partition(":")[0] in known_manifests():
+        return False
+    separators = [separator for separator in (os.sep, os.altsep) if separator]
+    looks_local = text.startswith("~") or text.endswith(".gguf") or any(mark in text for mark in separators)
+    return looks_local or Path(text).exists()
+
+
+def _resolve_local(path: Path, progress: Progress | None) -> Path:
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist: give a bundle's folder, a .gguf file, or a name from `edgespec list`"
+        )
+    if path.is_dir() and not _needs_conversion(path):
+        return path
+    if path.is_file() and path.suffix != ".gguf":
+        raise ConfigError(f"{path} is neither a folder nor a .gguf file: give the folder that holds the model")
+    name = _plain(path.stem if path.is_file() else path.name)
+    options = {"name": name}
+    target = bundles_dir() / f"{name}-{_key(_local_identity(path), options)}"
+    if not _is_bundle(target):
+        with lock(cache_dir() / "lock", progress):
+            if not _is_bundle(target):
+                _convert(path, target, options, progress)
+    return target
+
+
+def _needs_conversion(folder: Path) -> bool:
+    """A folder of safetensors weights without any ONNX model."""
+    return any(folder.glob("*.safetensors")) and not any(folder.rglob("*.onnx"))
+
+
+def _local_identity(path: Path) -> str:
+    """Tells these files from an edited version by names, sizes and times, so that gigabytes need not be hashed."""
+    files = [path] if path.is_file() else sorted(item for item in path.iterdir() if item.is_file())
+    parts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)[
+        :64
+    ]
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def _status(manifest: Manifest) -> PairStatus:
+    path = _bundle_path(manifest, None)
+    return PairStatus(
+        name=manifest.name,
+        description=manifest.description,
+        license=manifest.license,
+        size_bytes=manifest.source.size_bytes,
+        drafts=tuple(manifest.drafts),
+        default_draft=manifest.default_draft,
+        is_pulled=_is_bundle(path) or _has_source(manifest),
+        path=path if _is_bundle(path) else None,
+    )
+
+
+def _source_identity(manifest: Manifest) -> str:
+    source = manifest.source
+    if isinstance(source, PathSource):
+        return source.sha256 or (_local_identity(source.path) if source.path.exists() else "missing")
+    if isinstance(source, HubSource) and source.sha256 is None:
+        return hashlib.sha256(f"{source.repo}@{source.revision}".encode()).hexdigest()
+    assert source.sha256 is not None
+    return source.sha256
+
+
+def _source_dir(manifest: Manifest) -> Path:
+    return cache_dir() / "sources" / _source_identity(manifest)[:16]
+
+
+def _has_source(manifest: Manifest) -> bool:
+    """Whether the weights were downloaded before (or need no download)."""
+    source = manifest.source
+    if isinstance(source, PathSource):
+        return True
+    name = source.member if isinstance(source, WheelSource) else source.file
+    return (_source_dir(manifest) / (name.rsplit("/", 1)[-1] if name else "repository")).exists()
+
+
+def _options(manifest: Manifest, draft: str | None) -> dict[str, Any]:
+    """Export options of the target, or of a draft: the target's with the draft's own over them."""
+    own = manifest.drafts[draft].export if draft else {}
+    return {"name": _bundle_name(manifest, draft), **manifest.export, **own}
+
+
+def _bundle_name(manifest: Manifest, draft: str | None) -> str:
+    return f"{manifest.name}-{draft}" if draft else manifest.name
+
+
+def _bundle_path(manifest: Manifest, draft: str | None) -> Path:
+    name = _bundle_name(manifest, draft)
+    return bundles_dir() / f"{name}-{_key(_source_identity(manifest), _options(manifest, draft))}"
+
+
+def _key(source_identity: str, options: Mapping[str, Any]) -> str:
+    """Twelve hex digits that change with the weights, the options and the code that converts."""
+    parts = [source_identity, dict(options), _converter_identity()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@cache
+def _converter_identity() -> str:
+    """Hash over the source of everything that decides what a bundle holds; read, not imported: onnx may be absent."""
+    found = util.find_spec("edgespec_export")
+    if found is None or not found.submodule_search_locations:
+        raise MissingDependencyError(
+            "edgespec_export, which comes with edgespec, cannot be found: install edgespec (`pip install -e .` in a "
+            "checkout) instead of running it from its folder"
+        )
+    here = Path(__file__).parent
+    digest = hashlib.sha256((here / "bundle.py").read_bytes())
+    for folder in (Path(found.submodule_search_locations[0]), here / "text"):
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file.suffix != ".pyc":
+                digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _is_bundle(path: Path) -> bool:
+    return (path / "bundle.json").is_file()
+
+
+def _convert(source: Path, target: Path, options: Mapping[str, Any], progress: Progress | None) -> None:
+    """Export beside `target`, then rename: a bundle is there whole or not at all. The caller holds the lock."""
+    from edgespec_export import ExportOptions, export_model
+
+    known = {field.name for field in dataclasses.fields(ExportOptions)}
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"unknown export option {key!r}{nearest(key, known)}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+
+    def report(_step: str, done: int, total: int) -> None:
+        if progress:
+            progress(f"Converting {options['name']}", done, total)
+
+    with staging(target.parent) as temporary:
+        made = export_model(source, temporary / "bundle", ExportOptions(**values), progress=report)
+        os.replace(made, target)

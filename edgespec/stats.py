@@ -1,0 +1,128 @@
+"""Counts and times of a run, derived from its round records; every rate has one definition, given here.
+
+acceptance_rate = accepted / drafted. mean_acceptance_length = emitted tokens a round, the target's own token included.
+emitted = accepted + rounds - cut. The filler rows of exact mode are a source of their own and stay out of the rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.types import RoundRecord
+
+__all__ = ["RunStats", "SourceStats"]
+
+FILLER = "filler"
+
+
+@dataclass
+class SourceStats:
+    """Drafted and accepted tokens of one proposal source."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass
+class RunStats:
+    """Statistics of one generated sequence; times in seconds."""
+
+    seed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, already in the target's cache
+    exact: bool = False
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    records: list[RoundRecord] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, record: RoundRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def rounds(self) -> int:
+        return len(self.records)
+
+    @property
+    def emitted(self) -> int:
+        return sum(r.emitted for r in self.records)
+
+    @property
+    def cut(self) -> int:
+        return sum(r.cut for r in self.records)
+
+    @property
+    def sources(self) -> dict[str, SourceStats]:
+        table: dict[str, SourceStats] = {}
+        for record in self.records:
+            if record.drafted:
+                row = table.setdefault(record.source, SourceStats())
+                row.drafted += record.drafted
+                row.accepted += record.accepted
+        return table
+
+    @property
+    def drafted(self) -> int:
+        return sum(s.drafted for name, s in self.sources.items() if name != FILLER)
+
+    @property
+    def accepted(self) -> int:
+        return sum(s.accepted for name, s in self.sources.items() if name != FILLER)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        return self.emitted / self.rounds if self.rounds else None
+
+    def acceptance_by_position(self) -> list[float]:
+        """Entry j: of the rounds that drafted more than j tokens, the share that accepted token j."""
+        drafted: list[int] = []
+        accepted: list[int] = []
+        for r in self.records:
+            if r.source == FILLER:
+                continue
+            for counts, n in ((drafted, r.drafted), (accepted, r.accepted)):
+                counts += [0] * (n - len(counts))
+                for j in range(n):
+                    counts[j] += 1
+        return [(accepted[j] if j < len(accepted) else 0) / n for j, n in enumerate(drafted)]
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens a second after the first round, which holds the prompt."""
+        n = self.emitted - (self.records[0].emitted if self.records else 0)
+        elapsed = self.total_s - self.ttft_s
+        return n / elapsed if n > 0 and elapsed > 0 else None
+
+    @property
+    def host_ms_per_round(self) -> float | None:
+        """Median milliseconds a round outside the runtimes, the first round left out."""
+        times = sorted(r.host_s for r in self.records[1:])
+        return 1e3 * times[len(times) // 2] if times else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "seed": self.seed,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "completion_tokens": self.emitted,
+            "exact": self.exact,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "cut": self.cut,
+            "sources": {n: {"drafted": s.drafted, "accepted": s.accepted} for n, s in self.sources.items()},
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_by_position": self.acceptance_by_position(),
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "ttft_s": self.ttft_s,
+            "total_s": self.total_s,
+            "tok_s": self.decode_tok_s,
+            "host_ms_per_round": self.host_ms_per_round,
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,282 @@
+"""The nouns that every layer shares: models, sessions, proposals, verdicts and the requests of the round loop.
+
+Nothing here computes. Drafters know tokens, backends know tensors, the verifier knows probabilities; these types are
+all that passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgespec.noise import Noise
+    from edgespec.sampling import Sampler
+    from edgespec.verify import Verifier
+
+__all__ = [
+    "Candidates",
+    "Committed",
+    "DraftContext",
+    "Drafter",
+    "ExactRows",
+    "Forward",
+    "Model",
+    "ModelInfo",
+    "Offer",
+    "Proposal",
+    "Propose",
+    "RoundRecord",
+    "Rows",
+    "Session",
+    "StopRule",
+    "StopSignal",
+    "Verdict",
+]
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a loaded model is; sizes in bytes and tokens."""
+
+    name: str
+    n_vocab: int
+    n_ctx: int
+    eos_ids: tuple[int, ...] = ()
+    tokenizer_hash: str | None = None
+    device: str = "cpu"
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+    max_rewind: int | None = None  # tokens that `keep` can take back; None = any number
+    max_rows: int | None = None  # rows in one forward call; None = any number
+    tree: bool = False  # forward(parents=...) works
+    taps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExactRows:
+    """Row counts of one forward call, `min_rows..max_rows`, whose rows are bit-identical whatever the count.
+
+    Found by probing (`edgespec.engine.exact`). A call with fewer rows than `min_rows` is padded up to it.
+    """
+
+    min_rows: int
+    max_rows: int
+
+    def width(self, n_rows: int) -> int:
+        """Rows to run so that `n_rows` of them are exact."""
+        return max(n_rows, self.min_rows)
+
+
+@dataclass
+class Rows:
+    """Result of a forward call. Arrays are views that hold until the session's next call: copy to keep.
+
+    logits: [n, n_vocab] float32; row i belongs to the i-th entry of `logits_rows`.
+    hidden: tap name -> [n_tokens, d] float32, a row for every token of the call.
+    run_s: seconds inside the runtime (session.run and the like); the rest of the call is host time.
+    """
+
+    logits: FloatArray
+    hidden: Mapping[str, FloatArray] = field(default_factory=dict)
+    run_s: float = 0.0
+
+
+class Session(Protocol):
+    """One sequence's KV cache on one model."""
+
+    @property
+    def n_past(self) -> int:
+        """Tokens in the cache."""
+
+    def forward(
+        self,
+        tokens: Sequence[int],
+        *,
+        parents: Sequence[int] | None = None,
+        logits_rows: Sequence[int] | None = None,
+        taps: Sequence[str] = (),
+    ) -> Rows:
+        """Run `tokens` on top of the cache and append them to it.
+
+        parents: index within `tokens` of each token's parent (-1: the cached prefix); None for a chain.
+        logits_rows: indices within `tokens` whose logits are wanted; None for all, empty for none.
+        Raises ConfigError over the context, NumericsError on NaN logits (checked where it is cheap).
+        """
+
+    def keep(self, n_past: int, path: Sequence[int] | None = None) -> None:
+        """Forget all but the first `n_past` tokens.
+
+        path: after a tree pass, the indices (within that pass) of the tokens to keep, root to leaf; they become the
+        cache's last entries and `n_past` counts them. Raises CacheError where the cache cannot be rewound that far.
+        """
+
+    def close(self) -> None:
+        """Free the cache."""
+
+
+class Model(Protocol):
+    """Loaded weights on one device."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def open_session(self) -> Session:
+        """A new empty KV cache over the same weights."""
+
+    def close(self) -> None: ...
+
+
+class Candidates(NamedTuple):
+    """Tokens that sampling may still choose after all processors, and their scores.
+
+    ids: [m] int64, ascending. logits: [m] float, already divided by the temperature; softmax over them is the sampling
+    distribution. T = 0 is a single candidate.
+    """
+
+    ids: IntArray
+    logits: FloatArray
+
+    def probs(self) -> FloatArray:
+        """[m] probabilities in the dtype of `logits`, summing to 1."""
+        weights = np.exp(self.logits - self.logits.max())
+        result: FloatArray = weights / weights.sum()
+        return result
+
+
+@dataclass
+class Proposal:
+    """Drafted tokens. A chain unless `parents` is given (index of each token's parent, -1 = after the last committed).
+
+    dists: for each token the distribution that it was really drawn from, or None for a point mass; None as a whole
+    means all are point masses. Siblings are listed in the order in which they were drawn without replacement.
+    """
+
+    tokens: list[int]
+    source: str
+    parents: list[int] | None = None
+    dists: list[Candidates | None] | None = None
+    scores: list[float] | None = None
+    run_s: float = 0.0  # seconds inside the draft's runtime
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """path: indices into the proposal of the accepted tokens, root to leaf; next_token: the target's own token."""
+
+    path: tuple[int, ...]
+    next_token: int
+    kind: Literal["correction", "bonus"]
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """What a drafter may look at: the committed tokens and the means to sample as the verifier expects."""
+
+    tokens: list[int]  # committed, read-only; the last one is not yet in the target's cache
+    sampler: Sampler
+    noise: Noise
+    verifier: Verifier
+    round: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a drafter could do this round: at most `max_k` tokens; `acceptance` is its own guess or None."""
+
+    max_k: int
+    acceptance: float | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Its own cache is always a prefix of the committed tokens when a proposal begins."""
+
+    source: str
+    taps: tuple[str, ...]  # target features it wants to observe; empty for most
+
+    def reset(self) -> None:
+        """A new request begins; what was cached may be reused only as far as the new tokens agree with it."""
+
+    def offer(self, context: DraftContext) -> Offer: ...
+
+    def propose(self, context: DraftContext, k: int) -> Proposal:
+        """At most k tokens; may be fewer or none."""
+
+    def observe(self, start: int, tokens: Sequence[int], hidden: Mapping[str, FloatArray]) -> None:
+        """True target features of committed positions start..start+len(tokens), after prefill chunks and commits."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The round loop asks for a forward pass; the scheduler answers with Rows."""
+
+    session: Session
+    tokens: list[int]
+    parents: list[int] | None = None
+    logits_rows: Sequence[int] | None = None
+    taps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Propose:
+    """The round loop asks for a proposal; the scheduler answers with a Proposal."""
+
+    drafter: Drafter
+    context: DraftContext
+    k: int
+
+
+@dataclass
+class RoundRecord:
+    """One round's counts and times. Identity: emitted == accepted + 1 - cut.
+
+    draft_s, target_s: seconds inside the runtimes of draft and target; host_s: all the rest of the round.
+    """
+
+    index: int
+    source: str
+    asked_k: int
+    drafted: int
+    accepted: int
+    emitted: int
+    cut: int  # 1 where a stop or limit cut the round's own token off
+    n_rows: int
+    kind: str
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    host_s: float = 0.0
+    logprobs: list[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round loop reports tokens that are now final."""
+
+    tokens: tuple[int, ...]
+    record: RoundRecord
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class StopSignal:
+    """Why generation ends at the token just pushed ("stop" or "length")."""
+
+    reason: str
+
+
+class StopRule(Protocol):
+    """Sees every committed token once, in order; the loop knows no text."""
+
+    def push(self, token: int) -> StopSignal | None: ...
