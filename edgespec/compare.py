@@ -133,6 +133,11 @@ def compare(
         runs[name] = variant.generate(prompt, params)[0].outputs[0]
         variant.forget()
         notes += [note for note in runs[name].stats.notes if note not in notes]
+    if llm.options.verifier != "coupled" and params.temperature > 0:
+        notes.append(
+            f"the {llm.options.verifier} rule promises the target's distribution, not its tokens: at T > 0 only the "
+            "coupled rule gives identical text"
+        )
     reference = runs.get("exact_plain", runs["plain"])
     return Comparison(
         plain=runs["plain"],

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 __all__ = [
     "bundles_dir",

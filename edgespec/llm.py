@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from edgespec.cpu import allowed_cpus
 from edgespec.draft import DraftSetup, create_drafter
 from edgespec.engine.controller import create_controller
 from edgespec.engine.decoder import Job, decode
@@ -192,7 +193,7 @@ class LLM:
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         slot = self._take_slot(ids)
         stats = RunStats(seed, len(ids), slot.session.n_past, self.exact is not None, notes=job.notes)
-        self._note_limits(job.notes)
+        job.notes += self._limits()
         controller = create_controller(
             self.options.controller, self.options.num_speculative_tokens, self.options.min_speculative_tokens
         )
@@ -231,14 +232,19 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _note_limits(self, notes: list[str]) -> None:
-        info = self.target.info
+    def _limits(self) -> list[str]:
+        """What the user should know about these options on this machine."""
+        info, notes = self.target.info, []
+        allowed = len(allowed_cpus())
+        if self.options.threads is not None and self.options.threads > allowed:
+            notes.append(f"threads: {self.options.threads} on the {allowed} CPUs of this process slow each other down")
         if self.options.exact and self.exact is None:
             notes.append("exact rows: the probe found none on this model and device; rows may differ with their number")
         if self.options.drafts and info.max_rewind == 0:
             notes.append("speculation off: the target's cache cannot be rewound")
         elif self.options.drafts and info.max_rows == 1:
             notes.append("speculation off: the target returns logits for one row a call")
+        return notes
 
     def _take_slot(self, ids: list[int]) -> _Slot:
         """The idle cache that shares most with the prompt, rewound to what they share; else a new one."""

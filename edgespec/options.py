@@ -26,7 +26,7 @@ class EngineOptions:
     """
 
     draft: str = "ngram"
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: int = 3
     min_speculative_tokens: int = 0
     controller: str = "fixed"
     verifier: str = "coupled"

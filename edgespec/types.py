@@ -62,17 +62,19 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class ExactRows:
-    """Row counts of one forward call, `min_rows..max_rows`, whose rows are bit-identical whatever the count.
+    """Row counts of one forward call whose rows are bit-identical whatever the count.
 
-    Found by probing (`edgespec.engine.exact`). A call with fewer rows than `min_rows` is padded up to it.
+    They are the multiples of `multiple` in `min_rows..max_rows`, both ends among them. Found by probing
+    (`edgespec.engine.exact`); a call with another number of rows is padded up to the next one.
     """
 
     min_rows: int
     max_rows: int
+    multiple: int = 1
 
     def width(self, n_rows: int) -> int:
-        """Rows to run so that `n_rows` of them are exact."""
-        return max(n_rows, self.min_rows)
+        """Rows to run so that `n_rows` of them (at most `max_rows`) are exact."""
+        return max(-(-n_rows // self.multiple) * self.multiple, self.min_rows)
 
 
 @dataclass

@@ -307,11 +307,13 @@ class _Probs(NamedTuple):
 
 def _children(proposal: Proposal) -> list[list[int]]:
     """For the root, then for each proposal token: its children's indices."""
-    children: list[list[int]] = [[] for _ in range(len(proposal) + 1)]
-    parents = range(-1, len(proposal) - 1) if proposal.parents is None else proposal.parents
-    if len(parents) != len(proposal):
-        raise IncompatibleError(f"A proposal of {len(proposal)} tokens has {len(parents)} parents: give one for each.")
-    for node, parent in enumerate(parents):
+    k = len(proposal.tokens)
+    if proposal.parents is None:
+        return [*([node] for node in range(k)), []]
+    children: list[list[int]] = [[] for _ in range(k + 1)]
+    if len(proposal.parents) != k:
+        raise IncompatibleError(f"A proposal of {k} tokens has {len(proposal.parents)} parents: give one for each.")
+    for node, parent in enumerate(proposal.parents):
         if not -1 <= parent < node:
             raise IncompatibleError(f"Proposal token {node} names parent {parent}: parents come before their children.")
         children[parent + 1].append(node)

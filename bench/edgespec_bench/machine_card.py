@@ -9,12 +9,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import edgespec
 from edgespec.cpu import read_topology
 
 __all__ = ["commit", "machine_card", "versions"]
 
 _HERE = Path(__file__).resolve().parent
-_PACKAGES = ("edgespec", "onnxruntime", "numpy", "tokenizers")
+_PACKAGES = ("onnxruntime", "numpy", "tokenizers")
 
 
 def machine_card() -> dict[str, Any]:
@@ -33,7 +34,8 @@ def machine_card() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Of Python and the packages that decide a speed; None for one that is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    own = {"python": platform.python_version(), "edgespec": edgespec.__version__}
+    return {**own, **{name: _version(name) for name in _PACKAGES}}
 
 
 def commit(folder: Path = _HERE) -> str | None:

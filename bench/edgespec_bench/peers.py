@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,9 @@ class Peer:
         return self.folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     def model_folder(self, model: str) -> Path:
+        """Where the peer's build of a pair lies; raises ConfigError for what is a path and no name."""
+        if not re.fullmatch(r"\w[\w.-]*", model):
+            raise ConfigError(f"{model!r} is no pair's name: both sides have to be made from one source, so use a pair")
         return self.folder / "models" / model
 
     def is_ready(self, model: str) -> bool:

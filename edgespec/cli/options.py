@@ -23,7 +23,7 @@ ENGINE = (
     click.option("-md", "--draft-model", help="Draft model: a pair's name, a bundle folder or a .gguf file."),
     click.option("--draft", help=f"Draft kinds in order of priority: none, {', '.join(DRAFTERS)}."),
     click.option(
-        "--num-speculative-tokens", "--draft-max", type=int, default=4, show_default=True, help="Most tokens a round."
+        "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."
     ),
     click.option(
         "--min-speculative-tokens", "--draft-min", type=int, default=0, show_default=True, help="Fewest; else none."

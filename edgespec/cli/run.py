@@ -88,7 +88,7 @@ def _read_prompt(argument: str | None, path: Path | None) -> str:
         if path is not None:
             text = path.read_text(encoding="utf-8")
         elif argument is not None and argument != "-":
-            return argument
+            text = argument
         elif sys.stdin.isatty() and argument is None:
             raise ConfigError('there is no prompt: give one as an argument ("..."), as --file, or on standard input')
         else:

@@ -95,6 +95,10 @@ class _Loop:
             caps.append(self.info.max_rewind)
         return max(0, min(*caps, self.most_rows - n_pending))
 
+    def width(self, n_rows: int) -> int:
+        """Rows to run for `n_rows` wanted ones."""
+        return self.exact.width(n_rows) if self.exact else n_rows
+
     @property
     def most_rows(self) -> int:
         """Longest forward call; prefill chunks are pinned to it."""
@@ -103,12 +107,11 @@ class _Loop:
 
     def padded(self, tokens: list[int]) -> list[int]:
         """`tokens` filled up to a row count whose rows are exact."""
-        width = self.exact.width(len(tokens)) if self.exact else len(tokens)
-        return tokens + [tokens[-1]] * (width - len(tokens))
+        return tokens + [tokens[-1]] * (self.width(len(tokens)) - len(tokens))
 
     def filler(self, n_pending: int) -> Proposal:
         """The empty proposal, or the free guess where exact mode runs another row anyway."""
-        if self.exact is None or n_pending >= self.exact.min_rows:
+        if self.width(n_pending) == n_pending:
             return Proposal([], source="none")
         guess = self.successors.get(self.committed[-1], self.guess)
         return Proposal([] if guess is None else [guess], source="filler")
@@ -146,9 +149,13 @@ def decode(
     `target` may already hold a prefix of the prompt (all but its last token at most). With `exact`, every call on the
     target uses a row count in that range, so the text does not depend on how many rows were run together.
     """
-    n_left = min(job.max_tokens, info.n_ctx - len(job.prompt))
+    if exact is not None and len(job.prompt) + exact.width(1) > info.n_ctx + 1:
+        job.notes.append(f"exact rows off: the context has no room for the {exact.width(1)} rows of a step")
+        exact = None
+    slack = max(0, exact.width(1) - 2) if exact else 0  # so that a padded call fits at the very end
+    n_left = min(job.max_tokens, info.n_ctx - len(job.prompt) - slack)
     loop = _Loop(job, target, info, drafters, controller, exact, list(job.prompt), n_left)
-    if exact is not None and exact.min_rows > 1:
+    if loop.width(1) > 1:
         loop.successors.update(itertools.pairwise(job.prompt))
     assert target.n_past < len(job.prompt), "the prompt's last token must not be in the cache"
     reason, index = None, 0

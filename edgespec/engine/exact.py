@@ -24,7 +24,7 @@ from edgespec.types import ExactRows, FloatArray, Model, Session
 
 __all__ = ["ProbeReport", "exact_rows", "probe_exact_rows"]
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 SMALL_WIDTHS = (*range(1, 18), 24, 32, 33)
 LARGE_WIDTHS = (64, 100, 128, 255, 256)
 STEP_WIDTHS = (*range(1, 10), 17)  # the widths of rounds, tried again after other prefixes
@@ -36,6 +36,7 @@ CHAINS = ((255, 128, 64), (256, 255, 100))  # long calls, one after the other fr
 # around the places where a call of either chain begins.
 GRID = 24
 BORDERS = {start + offset for chain in CHAINS for start in itertools.accumulate(chain) for offset in (-1, 0, 1)}
+MULTIPLES = (1, 2, 4, 8)  # kernels that work on pairs of rows are exact for even counts only
 N_SINGLE = 24  # one-row steps compared with many-row logits
 
 
@@ -63,7 +64,8 @@ class ProbeReport:
     def from_json(cls, fields: dict[str, Any]) -> ProbeReport:
         """The report that `to_json` wrote; raises KeyError, TypeError or ValueError on anything else."""
         exact = fields["exact"]
-        rows = None if exact is None else ExactRows(int(exact["min_rows"]), int(exact["max_rows"]))
+        names = ("min_rows", "max_rows", "multiple")
+        rows = None if exact is None else ExactRows(*(int(exact[name]) for name in names))
         return cls(**{**fields, "exact": rows, "tested": tuple(fields["tested"])})
 
 
@@ -107,24 +109,32 @@ def probe_exact_rows(model: Model, *, max_rows: int = 256) -> ProbeReport:
     info = model.info
     limit = min(max_rows, info.max_rows or max_rows, max(1, info.n_ctx // 2))
     session = model.open_session()
+    exact, n_best, tested = None, 0, set[int]()
     try:
-        probe = _Probe(session, info.n_ctx, info.n_vocab, limit, info.max_rewind is None)
-        probe.run()
-        exact = probe.widest()
+        for multiple in MULTIPLES:
+            probe = _Probe(session, info.n_ctx, info.n_vocab, limit, info.max_rewind is None, multiple)
+            probe.run()
+            tested.update(probe.tested)
+            run = probe.widest()
+            if len(run) > n_best:
+                exact, n_best = ExactRows(run[0], run[-1], multiple), len(run)
+            if exact is not None and exact.min_rows <= max(2, multiple) and exact.max_rows > limit - multiple:
+                break
         difference, flips, gap, n_single = probe.single_rows()
     finally:
         session.close()
-    return ProbeReport(exact, difference, flips, probe.tested, n_single, gap)
+    return ProbeReport(exact, difference, flips, tuple(sorted(tested)), n_single, gap)
 
 
 class _Probe:
     """Runs the calls and keeps a digest of every logits row by position and row count."""
 
-    def __init__(self, session: Session, n_ctx: int, n_vocab: int, limit: int, can_rewind: bool) -> None:
+    def __init__(self, session: Session, n_ctx: int, n_vocab: int, limit: int, can_rewind: bool, multiple: int) -> None:
         self.session = session
         self.n_ctx = n_ctx
         self.limit = limit
         self.can_rewind = can_rewind
+        self.multiple = multiple  # only calls of such row counts
         self.tokens: list[int] = np.random.default_rng(20_26).integers(0, n_vocab, n_ctx).tolist()
         self.seen: dict[int, dict[int, set[bytes]]] = defaultdict(lambda: defaultdict(set))
 
@@ -134,19 +144,21 @@ class _Probe:
 
     def run(self) -> None:
         """Short calls on an empty cache, after a short and after a long prefix; then chains of long ones."""
-        small = [width for width in SMALL_WIDTHS if width <= self.limit]
-        self._widths(0, small)
+        self._widths(0, self._allowed(SMALL_WIDTHS))
         if not self.can_rewind:
             return
         for chain in CHAINS:
-            self._chain(chain)
+            self._chain([width - width % self.multiple for width in chain])
         cached = self.session.n_past
         for n_past in (LONG_PAST, SHORT_PAST):
             if cached > n_past:
-                self._widths(n_past, [width for width in STEP_WIDTHS if width <= self.limit])
+                self._widths(n_past, self._allowed(STEP_WIDTHS))
         if self.limit < max(LARGE_WIDTHS):  # too little context for the chains
-            for width in LARGE_WIDTHS:
+            for width in self._allowed(LARGE_WIDTHS):
                 self._chain([width])
+
+    def _allowed(self, widths: Sequence[int]) -> list[int]:
+        return [width for width in widths if width <= self.limit and width % self.multiple == 0]
 
     def _widths(self, n_past: int, widths: Sequence[int]) -> None:
         """Each width right after the first `n_past` cached tokens, and on an empty cache a second call after it."""
@@ -156,7 +168,7 @@ class _Probe:
                 return
             self._call(width, width, list(range(width)))
             if n_past == 0 and width in FOLLOWED and 2 * width <= self.n_ctx:
-                follow = min(width, FOLLOW_ROWS)
+                follow = min(width, FOLLOW_ROWS)  # a multiple as well
                 self._call(follow, width, [follow - 1])
 
     def _chain(self, widths: Sequence[int]) -> None:
@@ -177,8 +189,8 @@ class _Probe:
             digest = hashlib.blake2b(np.ascontiguousarray(logits).tobytes(), digest_size=16).digest()
             self.seen[start + row][judged].add(digest)
 
-    def widest(self) -> ExactRows | None:
-        """The longest run of tested row counts in which every position has one digest; at least two counts."""
+    def widest(self) -> tuple[int, ...]:
+        """The longest run of tested row counts in which every position has one digest; at least two counts or none."""
         tested = self.tested
         best: tuple[int, ...] = ()
         for first in range(len(tested)):
@@ -189,7 +201,7 @@ class _Probe:
                 last -= 1
             if last - first >= max(2, len(best) + 1):
                 best = tested[first:last]
-        return ExactRows(best[0], best[-1]) if best else None
+        return best
 
     def _agree(self, widths: set[int]) -> bool:
         """Whether no position has two digests."""

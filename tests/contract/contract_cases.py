@@ -40,7 +40,10 @@ def float_case(name: str, folder: Path, spec: TinySpec, atol: float = 1e-4) -> C
 
 
 def int4_case(name: str, folder: Path) -> Case:
-    """The truth is one pass in a fresh session: kernels of different row counts may round differently."""
+    """The truth is one pass in a fresh session: kernels of different row counts may round differently.
+
+    An activation that rounds to the next of its 8-bit steps moves logits by some 1e-2.
+    """
     model = load_model(folder, threads=1)
 
     def one_pass(tokens: Sequence[int]) -> FloatArray:
@@ -49,7 +52,7 @@ def int4_case(name: str, folder: Path) -> Case:
         session.close()
         return logits
 
-    return Case(name, model, one_pass, 1e-3)
+    return Case(name, model, one_pass, 0.05)
 
 
 BUILDERS: dict[str, Callable[[Path], Case]] = {

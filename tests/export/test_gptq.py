@@ -136,7 +136,7 @@ def test_a_channel_that_is_200_times_as_large_stays_right(symmetric: bool) -> No
     inputs[:, 70] *= 200
     matrix = quantize_gptq(weight, moments(inputs), 4, 64, symmetric=symmetric)
     plain = quantize(weight, 4, 64, symmetric=symmetric, search=16)
-    assert output_error(inputs, weight, matrix) < 0.1 * output_error(inputs, weight, plain)
+    assert output_error(inputs, weight, matrix) < 0.2 * output_error(inputs, weight, plain)
 
 
 def test_channels_without_input_are_rounded_as_well() -> None:

@@ -148,6 +148,13 @@ def test_a_peer_is_ready_only_with_environment_and_model(tmp_path: Path, monkeyp
     assert peer.is_ready("m")
 
 
+@pytest.mark.parametrize("path", ["/models/m", "../m", "a/b", ".", ""])
+def test_a_path_is_no_name_for_a_peers_model(path: str) -> None:
+    """A path would lead out of the peer's folder, and what lies there is replaced by the build."""
+    with pytest.raises(ConfigError, match="no pair's name"):
+        GENAI.model_folder(path)
+
+
 def test_peer_packages_are_pinned() -> None:
     packages = [package for group in GENAI.packages for package in group]
     assert all(package.count("==") == 1 for package in packages)

@@ -47,7 +47,9 @@ def test_same_as_plain_for_every_k(prompt: list[int], kind: str, params: Samplin
         check_log(target)
 
 
-@pytest.mark.parametrize("exact", [ExactRows(2, 256), ExactRows(4, 16), ExactRows(8, 8)])
+@pytest.mark.parametrize(
+    "exact", [ExactRows(2, 256), ExactRows(4, 16), ExactRows(8, 8), ExactRows(2, 64, 2), ExactRows(4, 16, 4)]
+)
 @pytest.mark.parametrize("kind", ["none", *KINDS])
 def test_exact_rows_use_only_counts_in_range_and_keep_the_text(kind: str, exact: ExactRows) -> None:
     prompt = PROMPTS["seventeen"]
@@ -55,7 +57,8 @@ def test_exact_rows_use_only_counts_in_range_and_keep_the_text(kind: str, exact:
     target = target_model()
     outcome = run(target, drafter(kind, target), prompt, SAMPLED, k=3, exact=exact)
     assert outcome.tokens == expected
-    assert {len(call.tokens) for call in target.forwards} <= set(range(exact.min_rows, exact.max_rows + 1))
+    counts = set(range(exact.min_rows, exact.max_rows + 1, exact.multiple))
+    assert {len(call.tokens) for call in target.forwards} <= counts
     outcome.check_identities()
 
 
@@ -145,6 +148,27 @@ def test_context_end_gives_what_fits() -> None:
     assert outcome.finish_reason == "length"
     exact = run(target_model(n_ctx=32), [], [i % 16 for i in range(28)], params, exact=ExactRows(2, 16))
     assert exact.tokens == outcome.tokens
+
+
+@pytest.mark.parametrize("kind", ["none", "same", "ngram"])
+@pytest.mark.parametrize(
+    ("exact", "n_tokens"), [(ExactRows(2, 16, 2), 4), (ExactRows(4, 16, 4), 2), (ExactRows(5, 5), 1)]
+)
+def test_padded_rows_stay_inside_the_context(kind: str, exact: ExactRows, n_tokens: int) -> None:
+    """The row that fills up a call at the very end of the context ran over it."""
+    prompt = [i % 16 for i in range(28)]
+    params = SamplingParams(temperature=0.0, max_tokens=10)
+    target = target_model(n_ctx=32)
+    outcome = run(target, drafter(kind, target), prompt, params, k=3, exact=exact)
+    assert outcome.tokens == run(target_model(n_ctx=32), [], prompt, params).tokens[:n_tokens]
+    assert outcome.finish_reason == "length"
+
+
+def test_a_prompt_that_leaves_no_room_for_exact_rows_runs_without_them() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=10)
+    outcome = run(target_model(n_ctx=32), [], [i % 16 for i in range(30)], params, exact=ExactRows(8, 8))
+    assert len(outcome.tokens) == 2
+    assert outcome.stats.notes == ["exact rows off: the context has no room for the 8 rows of a step"]
 
 
 def test_a_draft_context_smaller_than_the_targets_ends_drafting_not_decoding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 import types
 from importlib import metadata
 from pathlib import Path
@@ -15,11 +16,6 @@ from edgespec import __version__
 from edgespec.cli import doctor, main
 from edgespec.config import config_dir
 from edgespec.cpu import CpuTopology, read_topology
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -41,6 +41,8 @@ def test_one_row_takes_another_kernel() -> None:
         (set(range(18, 300)), ExactRows(1, 17)),
         ({1, 5}, ExactRows(6, 256)),
         (set(range(1, 300)), None),
+        (set(range(1, 300, 2)), ExactRows(2, 256, 2)),  # a kernel that takes rows in pairs, and the odd one by itself
+        ({w for w in range(300) if w % 4}, ExactRows(4, 256, 4)),
     ],
 )
 def test_the_longest_run_of_counts_wins(inexact: set[int], exact: ExactRows | None) -> None:
