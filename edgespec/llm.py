@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgespec.engine.logprobs import TokenLogprobs
     from edgespec.text import TextStream, Tokenizer
 
-__all__ = ["LLM"]
+__all__ = ["LLM", "resolve_options"]
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -83,17 +83,7 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> None:
-        unknown = sorted(set(options) - set(EngineOptions.names()))
-        if unknown:
-            raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(EngineOptions.names())}")
-        kind = draft or ("model" if draft_model is not None else "ngram")
-        self.options = EngineOptions(draft=kind, **options)
-        if draft_model is not None and "model" not in self.options.drafts:
-            raise ConfigError(f"a draft model was given but draft={kind!r} does not use it: use draft='model'")
-        if draft_model is None and "model" in self.options.drafts:
-            raise ConfigError(
-                "draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'"
-            )
+        self.options = resolve_options(draft, draft_model, options)
         self.target, found = _load(model, self.options.device, self.options.n_ctx, self.options.threads)
         self.tokenizer = tokenizer or found
         self.draft_model: Model | None = None
@@ -112,7 +102,6 @@ class LLM:
         self.verifier_factory: Callable[[], Verifier] = partial(
             create_verifier, self.options.verifier, lossy=self.options.lossy
         )
-        self.verifier_factory()  # refuses an unknown or lossy rule now
         self.probe: ProbeReport | None = exact_rows(self.target) if self.options.exact else None
         self._idle: list[_Slot] = []
 
@@ -334,6 +323,21 @@ class _Run:
 
     def _string(self, token: int) -> str:
         return self.tokenizer.token_string(token) if self.tokenizer else str(token)
+
+
+def resolve_options(draft: str | None, draft_model: object, options: Mapping[str, Any]) -> EngineOptions:
+    """The EngineOptions that LLM's arguments mean; raises ConfigError where they contradict each other."""
+    unknown = sorted(set(options) - set(EngineOptions.names()))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(EngineOptions.names())}")
+    kind = draft or ("model" if draft_model is not None else "ngram")
+    resolved = EngineOptions(draft=kind, **options)
+    if draft_model is not None and "model" not in resolved.drafts:
+        raise ConfigError(f"a draft model was given but draft={kind!r} does not use it: use draft='model'")
+    if draft_model is None and "model" in resolved.drafts:
+        raise ConfigError("draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'")
+    create_verifier(resolved.verifier, lossy=resolved.lossy)
+    return resolved
 
 
 def _seed(params: SamplingParams) -> int:

@@ -60,15 +60,17 @@ def command(**values: Any) -> None:
 
 def load_llm(values: dict[str, Any]) -> LLM:
     """The LLM that a command's options describe; a known pair that is not here yet is pulled first."""
-    from edgespec.llm import LLM
+    from edgespec.llm import LLM, resolve_options
     from edgespec.pairs import ensure
 
+    kwargs = engine_kwargs(values)
+    draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
+    resolve_options(draft, draft_model, kwargs)  # a mistake is said before anything is downloaded
     with console.progress(plain=values["as_json"]) as report:
         model = ensure(values["model"], progress=report)
-        kwargs = engine_kwargs(values)
-        if kwargs.get("draft_model"):
-            kwargs["draft_model"] = ensure(kwargs["draft_model"], progress=report)
-        return LLM(model, **kwargs)
+        if draft_model is not None:
+            draft_model = ensure(draft_model, progress=report)
+        return LLM(model, draft=draft, draft_model=draft_model, **kwargs)
 
 
 def prompt_ids(llm: LLM, prompt: str, *, raw: bool, system: str | None) -> list[int]:

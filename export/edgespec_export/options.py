@@ -23,7 +23,8 @@ class ExportOptions:
     """How weights become a bundle. Bits of 32 keep a matrix in float32.
 
     head_bits, head_block_size: the lm head's own; None follows `bits` and `block_size`.
-    embed_bits: the embedding table's; None shares the head's bytes where the two are tied, else 8, or 32 if `bits` is.
+    embed_bits: the embedding table's; None is the head's where the two are tied and the quantizer is not gptq (its
+    bytes then serve both, unless rows end in filler), else 8, or 32 if `bits` is.
     accuracy_level: of MatMulNBits; 4 multiplies in int8, 0 leaves the choice to the runtime, 1 is float32.
     quantizer: "rtn" rounds to nearest; "mse" searches each block's scale for the least squared error of the weights;
     "gptq" does so for the error of what the matrices put out on a calibration text that comes with the exporter.
