@@ -172,8 +172,7 @@ class Proposal:
         return len(self.tokens)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """path: indices into the proposal of the accepted tokens, root to leaf; next_token: the target's own token."""
 
     path: tuple[int, ...]
@@ -181,8 +180,7 @@ class Verdict:
     kind: Literal["correction", "bonus"]
 
 
-@dataclass(frozen=True)
-class DraftContext:
+class DraftContext(NamedTuple):
     """What a drafter may look at: the committed tokens and the means to sample as the verifier expects."""
 
     tokens: list[int]  # committed, read-only; the last one is not yet in the target's cache
@@ -192,8 +190,7 @@ class DraftContext:
     round: int
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """What a drafter could do this round: at most `max_k` tokens; `acceptance` is its own guess or None."""
 
     max_k: int
@@ -220,8 +217,7 @@ class Drafter(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(NamedTuple):
     """The round loop asks for a forward pass; the scheduler answers with Rows."""
 
     session: Session
@@ -231,8 +227,7 @@ class Forward:
     taps: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Propose:
+class Propose(NamedTuple):
     """The round loop asks for a proposal; the scheduler answers with a Proposal."""
 
     drafter: Drafter
@@ -262,8 +257,7 @@ class RoundRecord:
     logprobs: list[Any] | None = None
 
 
-@dataclass(frozen=True)
-class Committed:
+class Committed(NamedTuple):
     """The round loop reports tokens that are now final."""
 
     tokens: tuple[int, ...]

@@ -51,7 +51,8 @@ def _print(result: CheckReport) -> None:
     out.print(f"2. numerics: {n['mode']}")
     if n["exact_rows"]:
         out.print(
-            f"   bit-identical rows in calls of {n['exact_rows'][0]} to {n['exact_rows'][1]} tokens; a one-row call "
+            f"   bit-identical rows in calls of {n['exact_rows'][0]} to {n['exact_rows'][1]} tokens"
+            f"{_multiples(n['exact_rows_multiple'])}; a one-row call "
             f"differs by up to {n['single_row_max_abs_diff']:.3g} in a logit ({n['single_row_argmax_flips']} other "
             f"argmax in {n['single_row_positions']} positions)"
         )
@@ -66,6 +67,10 @@ def _print(result: CheckReport) -> None:
         f"   negative control (the lossy {control['rule']} rule): p = {control['p_value']:.2g}, has to be under 1e-06"
     )
     out.print(f"lossless: {'yes' if result.lossless else 'NO'}")
+
+
+def _multiples(multiple: int) -> str:
+    return "" if multiple == 1 else f" (multiples of {multiple})"
 
 
 def _verdict(passed: bool) -> str:

@@ -110,6 +110,7 @@ def _numerics(llm: LLM) -> dict[str, Any]:
     return {
         "mode": "exact" if probe.exact else "unavailable",
         "exact_rows": [probe.exact.min_rows, probe.exact.max_rows] if probe.exact else None,
+        "exact_rows_multiple": probe.exact.multiple if probe.exact else None,
         "single_row_max_abs_diff": probe.single_row_max_abs_diff,
         "single_row_argmax_flips": probe.flips,
         "single_row_positions": probe.n_single,

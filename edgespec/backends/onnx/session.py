@@ -155,6 +155,7 @@ class _Binding:
     rows: Array | None
     logits: Array
     hidden: dict[str, Array]
+    wanted: list[int] | None = None  # what `rows` was last filled with
 
 
 class SharedCacheSession(OnnxSession):
@@ -190,9 +191,10 @@ class SharedCacheSession(OnnxSession):
         binding.ids[0] = tokens
         self._seqlens[0] = total - 1
         self._total[...] = total
-        if binding.rows is not None:
+        if binding.rows is not None and binding.wanted != rows:
             binding.rows[: len(rows)] = rows
             binding.rows[len(rows) :] = rows[-1:] or 0
+            binding.wanted = rows
         if binding.positions is not None:
             binding.positions[0] = np.arange(n_past, total)
         if mask is not None:
