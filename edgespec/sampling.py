@@ -8,6 +8,7 @@ choosing among the candidates is the verifier's work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ class Sampler:
         if self.params.temperature == 0.0:
             best = int(logits.argmax())
             _check_peak(logits[best], logits, self._is_plain)
-            return Candidates(np.array([best], dtype=np.int64), np.zeros(1, dtype=logits.dtype))
+            return Candidates(self._all_ids[best : best + 1], np.zeros(1, dtype=logits.dtype))
         peak = logits.max()
         _check_peak(peak, logits, self._is_plain)
         with np.errstate(over="ignore"):  # masks near the dtype's minimum may become -inf
@@ -139,7 +140,7 @@ def _check_ids(field: str, ids: Iterable[int], n_vocab: int) -> None:
 
 def _check_peak(peak: Any, logits: FloatArray, is_plain: bool) -> None:
     """The largest logit is finite unless the row is unusable: NaN and +inf both surface in a maximum."""
-    if np.isfinite(peak):
+    if math.isfinite(peak):
         return
     if peak == -np.inf:
         cause = "the model gave -inf everywhere" if is_plain else "bias, bad words or a grammar forbid every token"

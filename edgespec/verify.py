@@ -100,12 +100,14 @@ class CoupledVerifier(Verifier):
         tokens, node = list(history), -1
         while True:
             token = noise.draw(sampler.row(logits[node + 1], tokens), Purpose.TARGET, len(tokens))
-            match = next((child for child in children[node + 1] if proposal.tokens[child] == token), None)
-            if match is None:
+            for child in children[node + 1]:
+                if proposal.tokens[child] == token:
+                    break
+            else:
                 return Verdict(tuple(path), token, "correction" if children[node + 1] else "bonus")
-            path.append(match)
+            path.append(child)
             tokens.append(token)
-            node = match
+            node = child
 
 
 class RejectionVerifier(Verifier):

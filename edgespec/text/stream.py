@@ -93,6 +93,9 @@ class TextStream:
         if self._strip_next and text:
             self._strip_next = False
             text = text[1:] if text[0] == " " else text
+        if not self._matchers:
+            self._show(text)
+            return
         pending = self._held + text
         for end, char in enumerate(text, len(self._held) + 1):
             complete = [matcher for matcher in self._matchers if matcher.advance(char)]
