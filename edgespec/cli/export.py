@@ -11,6 +11,8 @@ from edgespec.cli.console import format_bytes, print_json, progress, say
 
 __all__ = ["command"]
 
+MOST_NOTES = 3
+
 
 def _comma_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
@@ -97,8 +99,11 @@ def _show(bundle: Any, as_json: bool) -> None:
         print_json({"name": info.name, **facts})
         return
     click.echo(f"{info.name} ({info.architecture}, {info.n_layers} layers, {format_bytes(size)}): {bundle.folder}")
-    for note in info.quantization["notes"]:
+    notes = info.quantization["notes"]
+    for note in notes[:MOST_NOTES]:
         click.echo(f"note: {note}")
+    if len(notes) > MOST_NOTES:
+        click.echo(f"note: and {len(notes) - MOST_NOTES} more like these; bundle.json lists them all")
     if info.parity is not None:
         click.echo(_parity_table(info.parity))
         if info.parity["argmax_flips"]:

@@ -167,7 +167,10 @@ def test_weights_are_written_for_plain_llama_only() -> None:
         llama_config(config)
 
 
-HOST = {name: {"full_rounds_ms": {"median": value}} for name, value in (("t0", 0.2), ("t08", 0.8))}
+HOST = {
+    name: {"all_rounds_ms": {"median": value}, "full_rounds_ms": {"median": value + 0.1}}
+    for name, value in (("t0", 0.2), ("t08", 0.8))
+}
 
 
 def test_headline_has_the_documented_keys_with_and_without_a_peer() -> None:
@@ -178,6 +181,8 @@ def test_headline_has_the_documented_keys_with_and_without_a_peer() -> None:
         "plain_vs_onnxruntime_genai": 1.075,
         "host_ms_per_round_t0": 0.2,
         "host_ms_per_round_t08": 0.8,
+        "host_ms_per_full_round_t0": 0.2 + 0.1,
+        "host_ms_per_full_round_t08": 0.8 + 0.1,
         "peak_rss_mb": 256.0,
     }
     alone = decode._headline(Speeds(ours=[210.0]), HOST, None)
