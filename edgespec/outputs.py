@@ -22,7 +22,7 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One sample. finish_reason: stop | length | abort; stop_reason: the stop string or id that matched, None for EOS.
+    """One sample. finish_reason: stop | length; stop_reason: the stop string or token id (EOS too) that ended it.
 
     token_ids keep the token that completed a stop string; text is cut before it. logprobs: one dict a token, with the
     token itself always among its keys.

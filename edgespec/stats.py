@@ -1,7 +1,8 @@
 """Counts and times of a run, derived from its round records; every rate has one definition, given here.
 
 acceptance_rate = accepted / drafted. mean_acceptance_length = emitted tokens a round, the target's own token included.
-emitted = accepted + rounds - cut. The filler rows of exact mode are a source of their own and stay out of the rates.
+emitted = accepted + accepted_fillers + rounds - cut. The free guesses in the filler rows of exact mode are a source of
+their own: they stay out of `drafted`, `accepted` and the acceptance rate.
 """
 
 from __future__ import annotations
@@ -9,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.types import RoundRecord
+from edgespec.types import FILLER, RoundRecord
 
 __all__ = ["RunStats", "SourceStats"]
-
-FILLER = "filler"
 
 
 @dataclass
@@ -71,6 +70,10 @@ class RunStats:
         return sum(s.accepted for name, s in self.sources.items() if name != FILLER)
 
     @property
+    def accepted_fillers(self) -> int:
+        return self.sources.get(FILLER, SourceStats()).accepted
+
+    @property
     def acceptance_rate(self) -> float | None:
         return self.accepted / self.drafted if self.drafted else None
 
@@ -115,6 +118,7 @@ class RunStats:
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "accepted_fillers": self.accepted_fillers,
             "cut": self.cut,
             "sources": {n: {"drafted": s.drafted, "accepted": s.accepted} for n, s in self.sources.items()},
             "acceptance_rate": self.acceptance_rate,

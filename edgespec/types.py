@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgespec.verify import Verifier
 
 __all__ = [
+    "FILLER",
     "Candidates",
     "Committed",
     "DraftContext",
@@ -37,6 +38,8 @@ __all__ = [
     "StopSignal",
     "Verdict",
 ]
+
+FILLER = "filler"  # source of the free guesses in rows that exact mode has to run anyway
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.int64]

@@ -131,7 +131,7 @@ def _pieces(llm: LLM, deltas: Iterator[Delta], *, colour: bool) -> Iterator[tupl
 
     from edgespec.text import TextStream
 
-    shown, held = TextStream(llm.tokenizer) if llm.tokenizer else None, Text()
+    shown, held = TextStream(llm.tokenizer, ignore_eos=True) if llm.tokenizer else None, Text()
     for delta in deltas:
         if not colour or shown is None or delta.record is None:
             yield delta.text, delta

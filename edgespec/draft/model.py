@@ -36,7 +36,10 @@ class ModelDrafter:
         self._n_agreed = 0
 
     def offer(self, context: DraftContext) -> Offer:
-        """Up to the end of the draft's own context, then nothing."""
+        """Up to the end of the draft's own context, and nothing once the text holds a token that it does not know."""
+        n_vocab = self.model.info.n_vocab
+        if n_vocab < self.n_vocab and max(context.tokens) >= n_vocab:
+            return Offer(max_k=0)
         return Offer(max_k=max(0, self.model.info.n_ctx - len(context.tokens) + 1))
 
     def propose(self, context: DraftContext, k: int) -> Proposal:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from edgespec.errors import ConfigError
-from edgespec.types import DraftContext, Drafter, RoundRecord
+from edgespec.types import FILLER, DraftContext, Drafter, RoundRecord
 
 __all__ = ["CONTROLLERS", "Controller", "MultiplicativeController", "WindowController", "create_controller"]
 
@@ -53,14 +53,14 @@ class MultiplicativeController(Controller):
         self.max_k = max(k, self.longest)
 
     def update(self, record: RoundRecord) -> None:
-        if record.asked_k == 0 or record.drafted == 0:
+        if record.asked_k == 0 or record.drafted == 0 or record.source == FILLER:
             return
         rate = record.accepted / record.drafted
         if rate > self.target + self.margin:
             self.length *= 1 + self.factor
         elif rate < self.target - self.margin:
             self.length *= 1 - self.factor
-        self.length = min(max(self.length, 1.0), float(self.max_k))
+        self.length = min(max(self.length, 1.0, float(self.min_k)), float(self.max_k))
         self.k = round(self.length)
 
 
@@ -76,14 +76,14 @@ class WindowController(Controller):
         self.ratios: deque[float] = deque(maxlen=self.size)
 
     def update(self, record: RoundRecord) -> None:
-        if record.asked_k == 0 or record.drafted == 0:
+        if record.asked_k == 0 or record.drafted == 0 or record.source == FILLER:
             return
         self.ratios.append(record.accepted / record.drafted)
         if len(self.ratios) < self.warm_up:
             return
         mean = sum(self.ratios) / len(self.ratios)
         step = (mean > self.target + self.margin) - (mean < self.target - self.margin)
-        self.k = min(max(self.k + step, 1), self.max_k)
+        self.k = min(max(self.k + step, 1, self.min_k), self.max_k)
 
 
 CONTROLLERS: dict[str, type[Controller]] = {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from edgespec.engine.logprobs import row_logprobs
 from edgespec.errors import CacheError
 from edgespec.types import (
+    FILLER,
     Committed,
     DraftContext,
     Drafter,
@@ -58,6 +59,7 @@ class Job:
     max_tokens: int
     n_logprobs: int | None = None
     notes: list[str] = field(default_factory=list)  # what the user should know afterwards
+    is_exact: bool = False  # set by `decode`: every call so far used exact rows
 
 
 @dataclass
@@ -114,7 +116,7 @@ class _Loop:
         if self.width(n_pending) == n_pending:
             return Proposal([], source="none")
         guess = self.successors.get(self.committed[-1], self.guess)
-        return Proposal([] if guess is None else [guess], source="filler")
+        return Proposal([] if guess is None else [guess], source=FILLER)
 
     def rewind(self, n_past: int, path: list[int] | None = None) -> None:
         """Reconcile the target's cache to the first `n_past` committed tokens; a lost cache is refilled later."""
@@ -124,7 +126,9 @@ class _Loop:
             self.target.keep(n_past, path)
         except CacheError as error:
             self.job.notes.append(f"speculation off: {error}")
-            self.can_rewind, self.exact = False, None
+            if self.exact:
+                self.job.notes.append("exact rows off: the rows that fill up a call cannot be taken back")
+            self.can_rewind, self.exact, self.job.is_exact = False, None, False
             self.target.keep(0)
 
     def observe(self, start: int, tokens: list[int], rows: Rows, order: Sequence[int]) -> None:
@@ -152,6 +156,7 @@ def decode(
     if exact is not None and len(job.prompt) + exact.width(1) > info.n_ctx + 1:
         job.notes.append(f"exact rows off: the context has no room for the {exact.width(1)} rows of a step")
         exact = None
+    job.is_exact = exact is not None
     slack = max(0, exact.width(1) - 2) if exact else 0  # so that a padded call fits at the very end
     n_left = min(job.max_tokens, info.n_ctx - len(job.prompt) - slack)
     loop = _Loop(job, target, info, drafters, controller, exact, list(job.prompt), n_left)

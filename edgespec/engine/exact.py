@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from edgespec.cpu import cpu_identity
+from edgespec.errors import CacheError
 from edgespec.machine import Profile, open_profile
 from edgespec.types import ExactRows, FloatArray, Model, Session
 
@@ -121,6 +122,8 @@ def probe_exact_rows(model: Model, *, max_rows: int = 256) -> ProbeReport:
             if exact is not None and exact.min_rows <= max(2, multiple) and exact.max_rows > limit - multiple:
                 break
         difference, flips, gap, n_single = probe.single_rows()
+    except CacheError:  # it said it could rewind and cannot: nothing can be pinned on it
+        return ProbeReport(None, 0.0, 0, ())
     finally:
         session.close()
     return ProbeReport(exact, difference, flips, tuple(sorted(tested)), n_single, gap)

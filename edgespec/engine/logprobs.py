@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.errors import NumericsError
 from edgespec.types import FloatArray
 
 __all__ = ["TokenLogprobs", "row_logprobs"]
@@ -25,8 +26,13 @@ class TokenLogprobs:
 
 
 def row_logprobs(logits: FloatArray, token: int, n_top: int) -> TokenLogprobs:
-    """Log-softmax of one row [n_vocab] at `token` and at the `n_top` best ids; natural logarithm, float64 sums."""
+    """Log-softmax of one row [n_vocab] at `token` and at the `n_top` best ids; natural logarithm.
+
+    Raises NumericsError where the row has NaN or no finite maximum.
+    """
     peak = float(logits.max())
+    if not np.isfinite(peak):
+        raise NumericsError(f"the logits of a committed token have the maximum {peak}: the model's weights are broken")
     log_total = peak + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
     top: tuple[tuple[int, float], ...] = ()
     if n_top:

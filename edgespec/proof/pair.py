@@ -7,6 +7,7 @@ decoding, and for the rules that redraw a goodness-of-fit test of the emitted to
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ ALPHA = 1e-6
 N_COUPLED_MODELS = 1000
 MIN_EMISSIONS = 500
 MIN_DRAFTED = 300
-MAX_REQUESTS = 40
+MAX_EMISSIONS = 8000
 LOSSY_RULE = "typical"  # the negative control at the pair's level
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
 
@@ -132,7 +133,7 @@ def _pair(llm: LLM, prompts: list[list[int]], max_tokens: int, seed: int, progre
     progress(f"distribution under the {LOSSY_RULE} rule, which is lossy and has to fail")
     control = _distribution(llm, prompts, LOSSY_RULE, max_tokens, seed)
     return {
-        "passed": all(i["identical"] for i in identities)
+        "passed": (all(i["identical"] for i in identities) or llm.exact is None)
         and all(d["p_value"] > ALPHA for d in distributions)
         and control["p_value"] < ALPHA,
         "identity": identities,
@@ -142,7 +143,8 @@ def _pair(llm: LLM, prompts: list[list[int]], max_tokens: int, seed: int, progre
 
 
 def _identity(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Speculative against plain on the same kind of rows, over all prompts."""
+    """Speculative against plain on the same kind of rows, over all prompts, under the rule that promises identity."""
+    llm = llm.variant(verifier="coupled", lossy=None)
     plain, n_tokens, accepted = llm.variant(draft="none"), 0, 0
     differences: list[dict[str, Any]] = []
     for number, prompt in enumerate(prompts):
@@ -188,12 +190,13 @@ def _emissions(llm: LLM, prompts: list[list[int]], rule: str, max_tokens: int, s
         return recorders[-1]
 
     variant.verifier_factory = record
-    for number in range(MAX_REQUESTS):
+    for number in itertools.count():
         params = SamplingParams(temperature=1.0, seed=seed + number, max_tokens=max_tokens)
         _run(variant, prompts[number % len(prompts)], params)
         found = [emission for recorder in recorders for emission in recorder.emissions]
         drafted = sum(emission.draft is not None for emission in found)
-        if number >= len(prompts) - 1 and len(found) >= MIN_EMISSIONS and (drafted >= MIN_DRAFTED or rule == "block"):
+        is_enough = len(found) >= MIN_EMISSIONS and (drafted >= MIN_DRAFTED or rule == "block")
+        if number >= len(prompts) - 1 and (is_enough or len(found) >= MAX_EMISSIONS):
             break
     variant.forget()
     return found

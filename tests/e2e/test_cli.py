@@ -43,6 +43,8 @@ def test_run_compare_is_identical(real_draft: Path, child_env: dict[str, str], d
     assert result["identical"] is True
     assert result["completion_tokens"] <= 60
     assert result["accepted"] <= result["drafted"]
+    accepted = result["accepted"] + result["accepted_fillers"]
+    assert result["completion_tokens"] == accepted + result["rounds"] - result["cut"]
 
 
 def test_cli_and_api_play_the_same_rounds(real_bundle: Path, child_env: dict[str, str]) -> None:
@@ -77,6 +79,7 @@ def test_verbose_prints_the_same_text_and_the_figures(child_env: dict[str, str])
     verbose = edgespec("run", "-n", "40", "-v", FOX, env=child_env)
     assert verbose.stdout == quiet.stdout
     assert "tokens in" in verbose.stderr
+    edgespec("run", "-n", "100", "-v", "--ignore-eos", "Say hi.", env=child_env)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     real, asked = edgespec_export.export_model, []
 
-    def export_model(source: Path, out: Path, options: Any, progress: Any = None) -> Path:
+    def export_model(source: Path, out: Path, options: Any, progress: Any = None, *, check: Any = None) -> Path:
         asked.append(options.name)
-        return Path(real(source, out, options, progress))
+        return Path(real(source, out, options, progress, check=check))
 
     monkeypatch.setattr(edgespec_export, "export_model", export_model)
     return asked

@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.engine.controller import Controller, create_controller
 from edgespec.errors import ConfigError
-from edgespec.types import RoundRecord
+from edgespec.types import FILLER, RoundRecord
 
 
 def feed(controller: Controller, accepted: int, drafted: int, rounds: int) -> int:
@@ -36,6 +36,19 @@ def test_window_waits_for_ten_samples_then_steps_by_one_between_one_and_ten() ->
     assert feed(controller, 4, 4, 1) == 6
     assert feed(controller, 4, 4, 50) == 10
     assert feed(controller, 0, 4, 300) == 1
+
+
+@pytest.mark.parametrize("name", ["multiplicative", "window"])
+def test_adaptive_lengths_stay_at_or_over_the_minimum(name: str) -> None:
+    """Shortened below the least draft length, nothing was drafted any more, so nothing was ever learnt again."""
+    assert feed(create_controller(name, 4, min_k=3), 0, 4, 300) == 3
+
+
+def test_fillers_teach_nothing() -> None:
+    controller = create_controller("window", 6)
+    for index in range(50):
+        controller.update(RoundRecord(index, FILLER, 6, 1, 0, 1, 0, 2, "correction"))
+    assert controller.k == 6
 
 
 def test_fixed_never_moves_and_plain_rounds_teach_nothing() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from loop_driver import draft_model
+from loop_driver import draft_model, run
 
 from edgespec import LLM, SamplingParams
-from edgespec.errors import ConfigError, IncompatibleError
+from edgespec.draft.model import ModelDrafter
+from edgespec.errors import ConfigError, IncompatibleError, NumericsError
 from edgespec.testing import TableModel, check_log
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -187,3 +188,68 @@ def test_min_speculative_tokens_leaves_short_drafts_alone() -> None:
 def test_limits_of_the_target_are_said() -> None:
     llm = LLM(target_model(max_rewind=0))
     assert any("cannot be rewound" in note for note in llm.generate([1, 2, 1, 2], GREEDY)[0].stats.notes)
+
+
+@pytest.mark.parametrize(
+    "options", [{"refuse_keep": True}, {"max_rewind": 0}, {"max_rewind": 3, "window": 8, "order": 8}, {"max_rewind": 8}]
+)
+@pytest.mark.parametrize("draft", ["ngram", "none"])
+def test_later_requests_on_a_cache_that_cannot_rewind_far(options: dict[str, Any], draft: str) -> None:
+    """The second request crashed on the cache that the first had left, or left one more cache behind each time."""
+    llm = LLM(target_model(**options), draft=draft, prompt_lookup_min=1)
+    for prompt in ([1, 2, 1, 2], [1, 2, 3], [1, 2, 1, 2], [5]):
+        params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
+        fresh = LLM(target_model(**options), draft="none", exact=False).generate(prompt, params)[0].outputs[0]
+        assert llm.generate(prompt, params)[0].outputs[0].token_ids == fresh.token_ids
+    assert len(llm._idle) == 1
+
+
+def test_exact_rows_are_not_claimed_where_they_could_not_be_taken_back() -> None:
+    llm = LLM(target_model(max_rewind=0, inexact_rows=(1,)), draft="ngram")
+    output = llm.generate([1, 2, 1, 2], GREEDY)[0].outputs[0]
+    assert llm.exact is None
+    assert output.stats.exact is False
+    assert any(note.startswith("exact rows") for note in output.stats.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_ctx": 32}, "n_ctx=32 would have no effect, as the model is loaded already"),
+        ({"threads": 7}, "threads=7 would have no effect"),
+        ({"draft_n_ctx": 7}, "draft_n_ctx=7 would have no effect, as there is no draft model"),
+        ({"exact": "no"}, "exact='no'"),
+        ({"device": 3}, "device=3"),
+        ({"draft": ""}, "draft=''"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(target_model(), **options)
+
+
+def test_a_variant_is_checked_like_the_rest() -> None:
+    with pytest.raises(ConfigError, match="needs a draft model"):
+        LLM(target_model()).variant(draft="model")
+
+
+def test_more_logprobs_than_tokens_are_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="logprobs is 20, but the vocabulary has 16"):
+        LLM(target_model()).stream([1], SamplingParams(logprobs=20))
+
+
+def test_a_nan_that_a_ban_hides_does_not_reach_the_logprobs() -> None:
+    rows = TableModel(4, table=lambda seen: [1.0, 2.0, 3.0, float("nan")])
+    params = SamplingParams(temperature=0.0, max_tokens=2, bad_words_ids=((3,),), logprobs=1)
+    with pytest.raises(NumericsError):
+        LLM(rows, draft="none", exact=False).generate([1], params)
+
+
+def test_a_draft_that_does_not_know_a_token_stops_drafting() -> None:
+    """A target's token beyond the draft's smaller vocabulary ended the request with an error."""
+    target = TableModel(20, seed=3)
+    drafter = ModelDrafter(TableModel(16, seed=3), 20)
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=60)
+    outcome = run(target, [drafter], [1, 2], params)
+    assert outcome.tokens == run(TableModel(20, seed=3), [], [1, 2], params).tokens
+    assert max(outcome.tokens) >= 16
