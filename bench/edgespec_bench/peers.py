@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgespec.children import describe_exit
 from edgespec.config import cache_dir, child_environment
 from edgespec.errors import BackendError, ConfigError
 from edgespec_bench.weights_folder import write_weights_folder
@@ -176,4 +177,4 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=child_environment())
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise BackendError(f"{what} failed with code {done.returncode}:\n{tail}")
+        raise BackendError(f"{describe_exit(what, done.returncode)}:\n{tail}")
