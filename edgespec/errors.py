@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "EdgeSpecError",
     "ExportError",
+    "ExportRefusedError",
     "FormatError",
     "IncompatibleError",
     "MissingDependencyError",
@@ -57,6 +58,12 @@ class MissingDependencyError(EdgeSpecError, ImportError):
 
 class ExportError(EdgeSpecError):
     """An export that cannot be written, or whose result failed its checks."""
+
+
+class ExportRefusedError(ExportError, ConfigError):
+    """An export that was asked for in a way that cannot be done: the input is at fault."""
+
+    exit_code = 2
 
 
 class PullError(EdgeSpecError):

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,11 @@ class LLM:
             create_verifier, self.options.verifier, lossy=self.options.lossy
         )
         self.probe: ProbeReport | None = exact_rows(self.target) if self.options.exact else None
+        if self.options.drafts and self.exact is not None and k >= self.exact.max_rows:
+            raise ConfigError(
+                f"num_speculative_tokens={k}: exact rows hold up to {self.exact.max_rows - 1} drafted tokens, "
+                "so use fewer, or exact=False (--fast)"
+            )
         self._idle: list[_Slot] = []
 
     @property
@@ -130,7 +136,11 @@ class LLM:
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
         """One RequestOutput a prompt. A prompt is text, or a list of token ids."""
         params = params or SamplingParams()
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params is a {type(params).__name__}: give one SamplingParams")
+        if not isinstance(prompts, Sequence):
+            raise ConfigError(f"prompts is a {type(prompts).__name__}: give text, token ids, or a list of these")
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
         outputs = []
         for prompt in [prompts] if single else prompts:
             ids = self.encode(prompt)  # type: ignore[arg-type]
@@ -158,7 +168,7 @@ class LLM:
                 raise ConfigError("this model has no tokenizer: give the prompt as a list of token ids")
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = [int(token) for token in prompt]
+            ids = _token_ids(prompt)
             n_vocab = self.target.info.n_vocab
             bad = next((token for token in ids if not 0 <= token < n_vocab), None)
             if bad is not None:
@@ -207,7 +217,7 @@ class LLM:
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         slot = self._take_slot(ids)
         stats = RunStats(seed, len(ids), slot.session.n_past, self.exact is not None, notes=job.notes)
-        job.notes += self._limits()
+        job.notes += self._limits(len(ids))
         controller = create_controller(
             self.options.controller, self.options.num_speculative_tokens, self.options.min_speculative_tokens
         )
@@ -246,12 +256,14 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _limits(self) -> list[str]:
+    def _limits(self, n_prompt: int) -> list[str]:
         """What the user should know about these options on this machine."""
         info, notes = self.target.info, []
         allowed = len(allowed_cpus())
         if self.options.threads is not None and self.options.threads > allowed:
             notes.append(f"threads: {self.options.threads} on the {allowed} CPUs of this process slow each other down")
+        if self.draft_model is not None and n_prompt > (n_ctx := self.draft_model.info.n_ctx):
+            notes.append(f"no draft from the model: the prompt has {n_prompt} tokens, its context holds {n_ctx}")
         if self.options.exact and self.exact is None:
             notes.append("exact rows: the probe found none on this model and device; rows may differ with their number")
         if self.options.drafts and info.max_rewind == 0:
@@ -382,6 +394,16 @@ def _refuse_unused(options: EngineOptions, names: Sequence[str], why: str) -> No
     for name in names:
         if getattr(options, name) != getattr(defaults, name):
             raise ConfigError(f"{name}={getattr(options, name)!r} would have no effect, as {why}")
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    """Plain ints; raises ConfigError for anything that is no whole number, rather than rounding it."""
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        raise ConfigError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise ConfigError(f"prompt holds {token!r}, which is no token id: ids are whole numbers")
+    return [int(token) for token in prompt]
 
 
 def _seed(params: SamplingParams) -> int:

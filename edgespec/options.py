@@ -14,6 +14,8 @@ from edgespec.errors import ConfigError
 
 __all__ = ["EngineOptions"]
 
+MOST_THREADS = 256
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -60,6 +62,10 @@ class EngineOptions:
         self._check_range("n_ctx", 2)
         self._check_range("draft_n_ctx", 2)
         self._check_range("threads", 1)
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"threads={self.threads}: at most {MOST_THREADS}; more than the fast cores slows down")
+        if len(set(self.drafts)) < len(self.drafts):
+            raise ConfigError(f"draft={self.draft!r} names a kind twice: give each once, in order of priority")
 
     def _check_range(self, name: str, lowest: int, hint: str = "") -> None:
         value = getattr(self, name)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import Any, NoReturn
 import click
 
 from edgespec import __version__, config
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import ConfigError, EdgeSpecError
 
 __all__ = ["COMMANDS", "LazyGroup", "main"]
 
@@ -103,12 +105,25 @@ class LazyGroup(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         state = extra.setdefault("obj", _State())
+        _prepare_process()
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
         except Exception as error:
             code = _report(error, debug=state.debug)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepare_process() -> None:
+    """Streams that somebody closed go nowhere, odd encodings replace what they lack, and SIGTERM lets clean-up run."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # lives as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def _report(error: Exception, *, debug: bool) -> int:
@@ -175,7 +190,33 @@ def _load_config(context: click.Context, path: Path) -> None:
         command = group.get_command(context, name)
         assert command is not None
         known[name] = _spellings(command)
-    context.default_map = config.read_config(path, known)
+    defaults = config.read_config(path, known)
+    for name, values in defaults.items():
+        command = group.get_command(context, name)
+        assert command is not None
+        parameters = {parameter.name: parameter for parameter in command.params}
+        for key, value in values.items():
+            _check_setting(path, key, value, parameters[key])
+    context.default_map = defaults
+
+
+def _check_setting(path: Path, key: str, value: Any, parameter: click.Parameter) -> None:
+    """Raise ConfigError where a value of the file is of another type than the option: TOML has types, so they count."""
+    kinds: tuple[type, ...]
+    if getattr(parameter, "is_flag", False):
+        kinds, wanted = (bool,), "true or false"
+    elif getattr(parameter, "multiple", False):
+        kinds, wanted = (list,), "a list"
+    elif isinstance(parameter.type, click.types.IntParamType):
+        kinds, wanted = (int,), "a whole number"
+    elif isinstance(parameter.type, click.types.FloatParamType):
+        kinds, wanted = (int, float), "a number"
+    elif isinstance(parameter.type, click.Choice):
+        kinds, wanted = (str, int), "one of " + ", ".join(map(str, parameter.type.choices))
+    else:
+        kinds, wanted = (str,), "text"
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise ConfigError(f"{path}: {key} is {value!r}, but it must be {wanted}")
 
 
 def _fail_without_command(context: click.Context) -> NoReturn:

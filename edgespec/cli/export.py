@@ -81,7 +81,10 @@ def command(
     from edgespec_export import CheckOptions, ExportOptions, export_model
 
     from edgespec.bundle import Bundle
+    from edgespec.errors import ConfigError
 
+    if not check and (min_top1 is not None or max_kld is not None):
+        raise ConfigError("--min-top1 and --max-kld judge the check, which --no-check leaves out: drop one of the two")
     for key in ("bits", "head_bits", "embed_bits"):
         settings[key] = None if settings[key] is None else int(settings[key])
     options = ExportOptions(**settings)

@@ -88,13 +88,13 @@ def _read_prompt(argument: str | None, path: Path | None) -> str:
         raise ConfigError("the prompt was given twice, as an argument and as --file: give one")
     try:
         if path is not None:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         elif argument is not None and argument != "-":
             text = argument
-        elif sys.stdin.isatty() and argument is None:
+        elif sys.stdin is None or (sys.stdin.isatty() and argument is None):
             raise ConfigError('there is no prompt: give one as an argument ("..."), as --file, or on standard input')
         else:
-            text = sys.stdin.read()
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"the prompt is not UTF-8 text (byte {error.start}): convert it first") from error
     if not text.strip():

@@ -41,16 +41,15 @@ class Controller:
 class MultiplicativeController(Controller):
     """After each round: acceptance above target + 0.1 lengthens by a tenth, below target - 0.1 shortens by a tenth.
 
-    The length is kept as a real number and rounded only when used, so that a short length can grow.
+    The length is kept as a real number and rounded only when used, so that a short length can grow back, up to k.
     """
 
     name = "multiplicative"
-    target, margin, factor, longest = 0.7, 0.1, 0.1, 16
+    target, margin, factor = 0.7, 0.1, 0.1
 
     def __init__(self, k: int, min_k: int = 0) -> None:
         super().__init__(k, min_k)
         self.length = float(k)
-        self.max_k = max(k, self.longest)
 
     def update(self, record: RoundRecord) -> None:
         if record.asked_k == 0 or record.drafted == 0 or record.source == FILLER:
@@ -65,14 +64,13 @@ class MultiplicativeController(Controller):
 
 
 class WindowController(Controller):
-    """Sliding window of 100 acceptance ratios; from 10 samples on, +1 or -1 between 1 and 10 around the target rate."""
+    """Sliding window of 100 acceptance ratios; from 10 samples on, +1 or -1 around the target rate, between 1 and k."""
 
     name = "window"
-    target, margin, size, warm_up, longest = 0.7, 0.1, 100, 10, 10
+    target, margin, size, warm_up = 0.7, 0.1, 100, 10
 
     def __init__(self, k: int, min_k: int = 0) -> None:
         super().__init__(k, min_k)
-        self.max_k = max(k, self.longest)
         self.ratios: deque[float] = deque(maxlen=self.size)
 
     def update(self, record: RoundRecord) -> None:

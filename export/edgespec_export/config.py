@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, ExportRefusedError
 from edgespec_export.rope import RopeConfig
 
 __all__ = ["ARCHITECTURES", "ModelConfig", "check_shapes", "expected_shapes", "kept_layers"]
@@ -67,7 +67,7 @@ class ModelConfig:
 def kept_layers(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
     """The config of the model that has only the layers `keep`. Raises ExportError for an impossible list."""
     if not keep or any(not 0 <= index < config.n_layers for index in keep) or list(keep) != sorted(set(keep)):
-        raise ExportError(
+        raise ExportRefusedError(
             f"keep_layers {list(keep)} must be ascending, without repeats and within 0 to {config.n_layers - 1}."
         )
     return replace(config, n_layers=len(keep), windows=tuple(config.windows[index] for index in keep))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.bundle import write_bundle
-from edgespec.errors import ExportError, MissingDependencyError
+from edgespec.errors import ExportError, ExportRefusedError, MissingDependencyError
 from edgespec.text.tokenizer import Tokenizer
 from edgespec_export.calibration import Calibration
 from edgespec_export.config import ModelConfig, check_shapes, kept_layers
@@ -107,7 +107,7 @@ def _adapted(config: ModelConfig, options: ExportOptions) -> ModelConfig:
         config = kept_layers(config, options.keep_layers)
     if options.n_ctx is not None:
         if options.n_ctx > config.n_ctx:
-            raise ExportError(f"n_ctx is {options.n_ctx} and the model was made for {config.n_ctx} tokens.")
+            raise ExportRefusedError(f"n_ctx is {options.n_ctx} and the model was made for {config.n_ctx} tokens.")
         config = replace(config, n_ctx=options.n_ctx)
     return replace(config, name=options.name) if options.name else config
 

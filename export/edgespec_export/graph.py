@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportRefusedError
 from edgespec_export.calibration import Calibration
 from edgespec_export.config import ModelConfig
 from edgespec_export.gptq import quantize_gptq
@@ -88,7 +88,7 @@ class DecoderGraph:
         known = ["final", *(f"layer.{index}" for index in range(self.config.n_layers))]
         for tap in self.options.taps:
             if tap not in known:
-                raise ExportError(f"tap '{tap}' is not in the model: use final, or layer.0 to {known[-1]}.")
+                raise ExportRefusedError(f"tap '{tap}' is not in the model: use final, or layer.0 to {known[-1]}.")
 
     def _node(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any) -> str:
         from onnx import helper

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportRefusedError
 from edgespec_export.options import BLOCK_SIZES
 
 __all__ = ["QuantizedMatrix", "dequantize", "encode_blocks", "from_codes", "plan_block", "quantize", "round_codes"]
@@ -43,7 +43,7 @@ def plan_block(k: int, block: int, fallback: str, name: str) -> int:
         return smaller[-1]
     hint = f"a block of {smaller[-1]} divides it" if smaller else "no block of 16 or more divides it"
     advice = "'smaller' or 'pad'" if smaller else "'pad'"
-    raise ExportError(
+    raise ExportRefusedError(
         f"{name} has rows of {k} values, which blocks of {block} do not divide ({hint}):"
         f" choose another block size, set fallback to {advice}, or keep it in float with bits=32."
     )

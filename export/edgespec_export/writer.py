@@ -7,6 +7,7 @@ It does not know what the tensors mean.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportRefusedError
 from edgespec_export.graph import DecoderGraph
 
 __all__ = ["DataFile", "new_folder", "write_model"]
@@ -112,6 +113,7 @@ def new_folder(target: Path, *, force: bool) -> Iterator[Path]:
     try:
         yield temporary
         temporary.chmod(0o755)
+        _check_target(target, force)  # somebody may have made one meanwhile
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
@@ -124,9 +126,27 @@ def _check_target(target: Path, force: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir():
-        raise ExportError(f"{target} is a file: the bundle needs a folder of that name (source and target swapped?).")
+        raise ExportRefusedError(
+            f"{target} is a file: the bundle needs a folder of that name (source and target swapped?)."
+        )
+    if target.is_symlink():
+        raise ExportRefusedError(f"{target} is a link: give the folder itself.")
     entries = {item.name for item in target.iterdir()}
     if entries and "bundle.json" not in entries:
-        raise ExportError(f"{target} holds other files and no bundle: choose an empty or a new folder.")
+        raise ExportRefusedError(f"{target} holds other files and no bundle: choose an empty or a new folder.")
     if entries and not force:
-        raise ExportError(f"{target} already holds a bundle: choose another folder, or replace it with --force.")
+        raise ExportRefusedError(f"{target} already holds a bundle: choose another folder, or replace it with --force.")
+    strangers = entries - _listed(target) - {"bundle.json"}
+    if entries and strangers:
+        raise ExportRefusedError(
+            f"{target} holds {min(strangers)}, which is no part of its bundle and would be lost: choose another folder."
+        )
+
+
+def _listed(folder: Path) -> set[str]:
+    """Names of the files that a bundle's own list has; none where it cannot be read."""
+    try:
+        files = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))["files"]
+        return set(files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 from edgespec_export import CheckOptions, ExportOptions, export_model
 from edgespec_export.sources import open_source
+from edgespec_export.writer import new_folder
 from tiny_models import EOS, FAMILIES, N_VOCAB, tiny_config, tiny_weights, write_gguf, write_hf
 
 from edgespec.bundle import Bundle
-from edgespec.errors import ConfigError, ExportError, FormatError
+from edgespec.errors import ConfigError, ExportError, ExportRefusedError, FormatError
 
 FLOAT = ExportOptions(bits=32)
 
@@ -238,3 +239,17 @@ def test_command_line(llama: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, [*arguments, "--keep-layers", "a-b"])
     assert result.exit_code == 2
     assert "neither a layer number nor a range" in result.output
+
+
+def test_force_never_takes_other_files_with_it(tmp_path: Path) -> None:
+    """--force replaced the whole folder, the user's own notes in it included."""
+    folder = tmp_path / "bundle"
+    with new_folder(folder, force=False) as temporary:
+        (temporary / "model.onnx").write_text("x")
+        (temporary / "bundle.json").write_text('{"files": {"model.onnx": {}}}')
+    with new_folder(folder, force=True) as temporary:
+        (temporary / "bundle.json").write_text('{"files": {}}')
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(ExportRefusedError, match=r"notes\.txt"), new_folder(folder, force=True):
+        pass
+    assert (folder / "notes.txt").read_text() == "mine"

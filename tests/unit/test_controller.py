@@ -19,11 +19,10 @@ def feed(controller: Controller, accepted: int, drafted: int, rounds: int) -> in
 
 def test_multiplicative_grows_from_a_short_length() -> None:
     """Truncating after every factor of 1.1 kept a length under 10 from ever growing."""
-    controller = create_controller("multiplicative", 2)
-    assert feed(controller, 4, 4, 10) > 2
-    assert feed(controller, 4, 4, 100) == controller.max_k
+    controller = create_controller("multiplicative", 16)
     assert feed(controller, 0, 4, 100) == 1
-    assert feed(controller, 0, 4, 5) == 1
+    assert feed(controller, 4, 4, 10) > 1
+    assert feed(controller, 4, 4, 100) == 16
 
 
 def test_multiplicative_holds_inside_its_margin() -> None:
@@ -31,11 +30,11 @@ def test_multiplicative_holds_inside_its_margin() -> None:
 
 
 def test_window_waits_for_ten_samples_then_steps_by_one_between_one_and_ten() -> None:
-    controller = create_controller("window", 5)
-    assert feed(controller, 4, 4, 9) == 5
-    assert feed(controller, 4, 4, 1) == 6
-    assert feed(controller, 4, 4, 50) == 10
-    assert feed(controller, 0, 4, 300) == 1
+    controller = create_controller("window", 10)
+    assert feed(controller, 0, 4, 9) == 10
+    assert feed(controller, 0, 4, 1) == 9
+    assert feed(controller, 0, 4, 50) == 1
+    assert feed(controller, 4, 4, 300) == 10
 
 
 @pytest.mark.parametrize("name", ["multiplicative", "window"])
@@ -49,6 +48,14 @@ def test_fillers_teach_nothing() -> None:
     for index in range(50):
         controller.update(RoundRecord(index, FILLER, 6, 1, 0, 1, 0, 2, "correction"))
     assert controller.k == 6
+
+
+@pytest.mark.parametrize("name", ["fixed", "multiplicative", "window"])
+def test_no_controller_drafts_more_than_was_asked_for(name: str) -> None:
+    """Adaptive lengths started at --draft-max and grew beyond it."""
+    controller = create_controller(name, 2)
+    assert feed(controller, 4, 4, 300) == 2
+    assert controller.max_k == 2
 
 
 def test_fixed_never_moves_and_plain_rounds_teach_nothing() -> None:
