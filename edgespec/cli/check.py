@@ -30,6 +30,7 @@ def command(context: click.Context, /, **values: Any) -> None:
     """
     from edgespec.proof.pair import check_pair
 
+    _check_files(values)
     with load_llm(values) as llm, console.progress(plain=values["as_json"]) as report:
         result = check_pair(llm, max_tokens=values["max_tokens"], seed=values["seed"], progress=report)
     if values["as_json"]:
@@ -37,6 +38,20 @@ def command(context: click.Context, /, **values: Any) -> None:
     else:
         _print(result)
     context.exit(0 if result.lossless else 1)
+
+
+def _check_files(values: dict[str, Any]) -> None:
+    """Raise BundleError where a file of the model or its draft is not what its bundle lists."""
+    from edgespec.bundle import Bundle
+    from edgespec.pairs import ensure
+
+    for name in (values["model"], values["draft_model"]):
+        if name is None:
+            continue
+        with console.progress(f"hashing {name}", plain=values["as_json"]) as report:
+            folder = ensure(name, progress=report)
+        if (folder / "bundle.json").is_file():
+            Bundle.open(folder).verify_hashes()
 
 
 def _print(result: CheckReport) -> None:

@@ -51,3 +51,16 @@ def test_settings_of_another_type_are_refused(child_env: dict[str, str], tmp_pat
     done = shell(f"edgespec --config {path} run -m ./nowhere x", child_env)
     assert done.returncode == 2
     assert b"it must be" in done.stderr
+
+
+def test_check_notices_a_file_that_was_altered(child_env: dict[str, str], tmp_path: Path) -> None:
+    """A bundle whose weights had been overwritten was blamed on the device's precision."""
+    from edgespec.testing.onnx_models import write_bundle
+
+    folder = write_bundle(tmp_path / "tiny")
+    path = folder / "tokenizer.json"
+    path.write_bytes(path.read_bytes().replace(b'"version": "1.0"', b'"version": "1.1"'))
+    done = shell(f"edgespec check {folder} --json", child_env)
+    assert done.returncode == 2
+    assert b"tokenizer.json" in done.stderr
+    assert done.stdout == b""
