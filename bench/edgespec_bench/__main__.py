@@ -7,9 +7,13 @@ from typing import Any
 
 import click
 
+from edgespec import LLM
 from edgespec.errors import ConfigError, EdgeSpecError
+from edgespec.pairs import ensure
 from edgespec_bench.decode import DecodeOptions, measure
+from edgespec_bench.machine_card import commit
 from edgespec_bench.peers import GENAI
+from edgespec_bench.speculation import measure_speculation
 
 __all__ = ["main"]
 
@@ -52,6 +56,23 @@ def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
     if not as_json:
         _print_card(result)
     click.echo(json.dumps(result, allow_nan=False))
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
+@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
+@click.option("--draft-max", "k", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def speculation(model: str, threads: int, n_tokens: int, k: int, as_json: bool) -> None:
+    """Speculative against native plain decoding by kind of prompt, n-gram drafts, exact rows."""
+    with _errors(), LLM(ensure(model), threads=threads, num_speculative_tokens=k) as llm:
+        rows = measure_speculation(llm, n_tokens, say)
+    if not as_json:
+        for row in rows:
+            click.echo(f"{row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> {row['spec_tok_s']:6} tok/s, "
+                       f"{row['speedup']['median']:.2f}x, {row['mean_acceptance_length']} tokens a round")  # fmt: skip
+    click.echo(json.dumps({"model": model, "k": k, "threads": threads, "commit": commit(), "rows": rows}))
 
 
 @main.command()

@@ -23,7 +23,9 @@ from edgespec_bench.prompts import KINDS, load_prompts
 from edgespec_bench.spread import paired_ratio, spread
 from edgespec_bench.weights_folder import llama_config
 
+from edgespec import LLM, SamplingParams
 from edgespec.errors import BackendError, ConfigError
+from edgespec.testing import TableModel
 from edgespec.types import RoundRecord
 
 
@@ -220,3 +222,15 @@ def test_bad_input_is_one_line_and_code_2(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(command_line, "measure", refuse)
     result = run(["decode"])
     assert (result.exit_code, result.stderr) == (2, "error: no such model\n")
+
+
+def test_a_speculation_row_compares_both_sides_on_every_prompt() -> None:
+    from edgespec_bench.speculation import _row
+
+    llm = LLM(TableModel(16, seed=3), prompt_lookup_min=1, num_speculative_tokens=3)
+    row = _row(
+        llm.variant(draft="none"), llm, [[1, 2, 1, 2], [3, 4, 3]], SamplingParams(temperature=0.0, max_tokens=40)
+    )
+    assert row["speedup"]["n"] == 2
+    assert row["plain_tok_s"] > 0
+    assert row["mean_acceptance_length"] >= 1
