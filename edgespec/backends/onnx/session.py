@@ -8,6 +8,7 @@ changes a length. Knows nothing of folders and devices.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Capabilities:
         return 1 if self.last_row_only or not self.rows_on_past else None
 
 
-class OnnxSession:
+class OnnxSession(ABC):
     """What shared and growing caches have in common: the checks, the split into runs, the lengths."""
 
     def __init__(self, runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> None:
@@ -141,8 +142,9 @@ class OnnxSession:
         empty = np.empty((0, self._info.n_vocab), np.float32)
         return Rows(np.stack([logits[row] for row in rows]) if rows else empty, run_s=run_s)
 
+    @abstractmethod
     def _run(self, n_past: int, tokens: Sequence[int], rows: list[int], taps: Sequence[str]) -> Rows:
-        raise NotImplementedError
+        """One run of the graph; changes no length."""
 
 
 @dataclass
