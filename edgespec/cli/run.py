@@ -58,8 +58,12 @@ def command(**values: Any) -> None:
             _generate(llm, ids, params, values)
 
 
-def load_llm(values: dict[str, Any]) -> LLM:
-    """The LLM that a command's options describe; a known pair that is not here yet is pulled first."""
+def load_llm(values: dict[str, Any], *, verify: bool = False) -> LLM:
+    """The LLM that a command's options describe; a known pair that is not here yet is pulled first.
+
+    verify: compare every file of a bundle with the hash that it lists before loading it; raises BundleError.
+    """
+    from edgespec.bundle import Bundle
     from edgespec.llm import LLM, resolve_options
     from edgespec.pairs import ensure
 
@@ -70,6 +74,10 @@ def load_llm(values: dict[str, Any]) -> LLM:
         model = ensure(values["model"], progress=report)
         if draft_model is not None:
             draft_model = ensure(draft_model, progress=report)
+        for folder in (model, draft_model):
+            if verify and folder is not None and (folder / "bundle.json").is_file():
+                report(f"hashing {folder.name}")
+                Bundle.open(folder).verify_hashes()
         return LLM(model, draft=draft, draft_model=draft_model, **kwargs)
 
 

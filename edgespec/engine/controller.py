@@ -35,7 +35,12 @@ class Controller:
         return None, 0
 
     def update(self, record: RoundRecord) -> None:
-        """Learn from a finished round."""
+        """Learn from a finished round; plain rounds and free guesses teach nothing."""
+        if record.drafted and record.source != FILLER:
+            self.learn(record.accepted / record.drafted)
+
+    def learn(self, rate: float) -> None:
+        """Take in the acceptance rate of one round."""
 
 
 class MultiplicativeController(Controller):
@@ -51,10 +56,7 @@ class MultiplicativeController(Controller):
         super().__init__(k, min_k)
         self.length = float(k)
 
-    def update(self, record: RoundRecord) -> None:
-        if record.asked_k == 0 or record.drafted == 0 or record.source == FILLER:
-            return
-        rate = record.accepted / record.drafted
+    def learn(self, rate: float) -> None:
         if rate > self.target + self.margin:
             self.length *= 1 + self.factor
         elif rate < self.target - self.margin:
@@ -73,10 +75,8 @@ class WindowController(Controller):
         super().__init__(k, min_k)
         self.ratios: deque[float] = deque(maxlen=self.size)
 
-    def update(self, record: RoundRecord) -> None:
-        if record.asked_k == 0 or record.drafted == 0 or record.source == FILLER:
-            return
-        self.ratios.append(record.accepted / record.drafted)
+    def learn(self, rate: float) -> None:
+        self.ratios.append(rate)
         if len(self.ratios) < self.warm_up:
             return
         mean = sum(self.ratios) / len(self.ratios)

@@ -136,6 +136,7 @@ def _pair(llm: LLM, prompts: list[list[int]], max_tokens: int, seed: int, progre
         "passed": (all(i["identical"] for i in identities) or llm.exact is None)
         and all(d["p_value"] > ALPHA for d in distributions)
         and control["p_value"] < ALPHA,
+        "identity_judged": llm.exact is not None,  # without exact rows identity is not promised
         "identity": identities,
         "distribution": distributions,
         "negative_control": {**control, "failed_as_it_should": control["p_value"] < ALPHA},
