@@ -13,15 +13,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.errors import BundleError
 from edgespec.onnxfile import external_locations
 
-__all__ = ["BUNDLE_FORMAT", "SCHEMA_VERSION", "Bundle", "BundleInfo", "write_bundle"]
+__all__ = ["BUNDLE_FORMAT", "DRAFT_KINDS", "SCHEMA_VERSION", "VOCABULARY", "Bundle", "BundleInfo", "write_bundle"]
 
 BUNDLE_FORMAT = "edgespec-bundle"
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
 MODEL = "model.onnx"
+VOCABULARY = "vocabulary.i32"
+DRAFT_KINDS = ("tinydraft", "eagle", "medusa", "exit")
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -48,6 +53,8 @@ class BundleInfo:
     taps: tuple[str, ...]
     parity: dict[str, Any] | None
     source: dict[str, Any]
+    draft: dict[str, Any] | None = None
+    exit_layer: int | None = None
 
 
 # what each field of bundle.json must be; `bool` is not an `int` here
@@ -65,6 +72,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "taps": (list,),
     "parity": (dict, type(None)),
     "source": (dict,),
+    "draft": (dict, type(None)),
+    "exit_layer": (int, type(None)),
+}
+_OPTIONAL = ("draft", "exit_layer")  # None where bundle.json lacks them
+_DRAFT_TYPES: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "taps": (list,),
+    "n_heads": (int,),
+    "n_extra": (int,),
+    "target": (dict,),
+    "acceptance": (dict, type(None)),
 }
 _POSITIVE = ("n_vocab", "n_ctx", "n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")
 
@@ -107,6 +125,26 @@ class Bundle:
         """Whether the bundle lists the file `name`."""
         return name in self.files
 
+    def vocabulary(self) -> NDArray[np.int64] | None:
+        """Ascending token ids that the logits of a draft begin with, [V]; None for a model of all tokens.
+
+        Raises BundleError where they do not fit what bundle.json says.
+        """
+        about = self.info.draft
+        if about is None:
+            return None
+        path = self.path(VOCABULARY)
+        ids = np.frombuffer(path.read_bytes()[: path.stat().st_size // 4 * 4], "<i4").astype(np.int64)
+        wanted = self.info.n_vocab - about["n_extra"]
+        if len(ids) != wanted or wanted < 1:
+            raise BundleError(f"{path} holds {len(ids)} token ids and bundle.json says {wanted}: export it again.")
+        if ids[0] < 0 or (np.diff(ids) <= 0).any() or ids[-1] >= about["target"]["n_vocab"]:
+            raise BundleError(
+                f"{path} must hold ids of the target's {about['target']['n_vocab']} tokens, ascending and each once:"
+                " export it again."
+            )
+        return ids
+
     def verify_hashes(self) -> None:
         """Read every file and compare its sha256. Raises BundleError, which names the first that differs."""
         for name, entry in self.files.items():
@@ -121,20 +159,26 @@ class Bundle:
         """Refuse weights outside of the folder here: runtimes differ in whether they do, and in what they say."""
         if MODEL not in self.files:
             raise BundleError(f"{self.folder} lists no {MODEL}: it is not a bundle of a model.")
-        for location in external_locations(self.folder / MODEL):
+        for name in sorted(self.files):
+            if name.endswith(".onnx"):
+                self._check_graph(self.folder / name)
+
+    def _check_graph(self, path: Path) -> None:
+        for location in external_locations(path):
             if not _is_plain_name(location):
                 raise BundleError(
-                    f"{self.folder / MODEL} takes weights from '{location}', which is outside of the bundle:"
+                    f"{path} takes weights from '{location}', which is outside of the bundle:"
                     " it was altered or is hostile; get it from a source that you trust."
                 )
             if location not in self.files:
-                raise BundleError(f"{self.folder / MODEL} takes weights from '{location}', which bundle.json lacks.")
+                raise BundleError(f"{path} takes weights from '{location}', which bundle.json lacks.")
 
 
 def write_bundle(folder: str | Path, info: Mapping[str, Any]) -> None:
     """Write bundle.json for the files that lie in `folder`: keys sorted, sizes and hashes filled in.
 
-    info: every field of BundleInfo. Raises BundleError for a missing, unknown or mistyped one.
+    info: every field of BundleInfo; those with a default may be left out. Raises BundleError for a missing, unknown or
+    mistyped one.
     """
     folder = Path(folder)
     names = sorted(item.name for item in folder.iterdir() if item.name != MANIFEST)
@@ -170,12 +214,15 @@ def _parsed(folder: Path, manifest: dict[str, Any]) -> tuple[BundleInfo, dict[st
             " update edgespec, or export the model again."
         )
     known = {"format", "schema_version", "files"} | set(_TYPES)
+    manifest = {**dict.fromkeys(_OPTIONAL), **manifest}
     unknown, missing = sorted(set(manifest) - known), sorted(known - set(manifest))
     if unknown or missing:
         parts = [f"{label} {', '.join(keys)}" for label, keys in (("unknown", unknown), ("missing", missing)) if keys]
         raise BundleError(f"{path} has wrong keys ({'; '.join(parts)}): export the model again.")
     for key, kinds in _TYPES.items():
         _check_type(path, key, manifest[key], kinds)
+    if manifest["draft"] is not None:
+        _check_draft(path, manifest["draft"])
     values = {item.name: manifest[item.name] for item in fields(BundleInfo)}
     values["eos_ids"], values["taps"] = tuple(manifest["eos_ids"]), tuple(manifest["taps"])
     return BundleInfo(**values), _checked_files(path, manifest["files"])
@@ -190,6 +237,24 @@ def _check_type(path: Path, key: str, value: Any, kinds: tuple[type, ...]) -> No
         is_right = all(type(item) is wanted for item in value)
     if not is_right:
         raise BundleError(f"{path} has {key} = {str(value)[:60]!r}, which is not a valid value for it.")
+
+
+def _check_draft(path: Path, draft: dict[str, Any]) -> None:
+    """What a draft says of itself and of its target."""
+    problems = sorted(set(draft) ^ set(_DRAFT_TYPES))
+    target = draft.get("target")
+    if not problems:
+        for key, kinds in _DRAFT_TYPES.items():
+            _check_type(path, key, draft[key], kinds)
+        assert isinstance(target, dict)
+        is_right = draft["kind"] in DRAFT_KINDS and draft["n_extra"] >= 0
+        counts = [target.get("n_embd"), target.get("n_vocab")]
+        is_right = is_right and all(type(count) is int and count >= 1 for count in counts)
+        problems = (
+            [] if is_right and isinstance(target.get("tokenizer_hash"), str | None) else ["kind, counts or target"]
+        )
+    if problems:
+        raise BundleError(f"{path}: its draft is not understood ({', '.join(problems)}): export it again.")
 
 
 def _checked_files(path: Path, files: Any) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""`edgespec export`: weights in, a bundle out. Options become `ExportOptions`; `edgespec_export` does the work."""
+"""`edgespec export`: weights in, a bundle or a GGUF out; `edgespec_export` does the work.
+
+Options become `ExportOptions`; those that do not go with the format asked for are errors.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +61,39 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
     help="For rows that the block does not divide.",
 )
 @click.option("--taps", callback=_comma_list, help="Features to give out: final, layer.N; separated by commas.")
+@click.option("--tree/--no-tree", default=None, help="A graph for trees of drafts; default: where it is possible.")
+@click.option("--exit-layer", type=int, help="Layers below an early exit: writes the halves and the head apart.")
 @click.option("--keep-layers", callback=_layer_list, help="Only these layers, such as 0-7,28,29: a cheap draft.")
 @click.option("-c", "--ctx-size", "--n-ctx", "n_ctx", type=int, help="Context in tokens; default: the model's.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare with a float reference.")
 @click.option("--min-top1", type=float, help="Least share of equal top tokens for the check to pass.")
 @click.option("--max-kld", type=float, help="Largest mean KL divergence, in nats, for the check to pass.")
 @click.option("--check-tokens", type=int, default=256, show_default=True, help="Length of the text compared.")
-@click.option("--force", is_flag=True, help="Replace the bundle that OUT holds.")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["bundle", "gguf"]),
+    default="bundle",
+    show_default=True,
+    help="gguf: a file for llama.cpp; only --gguf-type, --force and --json go with it.",
+)
+@click.option(
+    "--gguf-type",
+    type=click.Choice(["q8_0", "f16", "f32"]),
+    default="q8_0",
+    show_default=True,
+    help="Of a GGUF's matrices.",
+)
+@click.option("--force", is_flag=True, help="Replace the bundle or file that OUT is.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, no progress bar.")
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     source: Path,
     out: Path,
+    file_format: str,
+    gguf_type: str,
     check: bool,
     min_top1: float | None,
     max_kld: float | None,
@@ -77,12 +102,16 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Convert SOURCE (a .gguf file, or a folder with config.json and safetensors) into the bundle folder OUT."""
+    """Convert SOURCE (a .gguf, or a folder with config.json and safetensors) into the bundle folder or file OUT."""
     from edgespec_export import CheckOptions, ExportOptions, export_model
 
     from edgespec.bundle import Bundle
     from edgespec.errors import ConfigError
 
+    _refuse_strangers(context, file_format)
+    if file_format == "gguf":
+        _write_gguf(source, out, gguf_type, force=force, as_json=as_json)
+        return
     if not check and (min_top1 is not None or max_kld is not None):
         raise ConfigError("--min-top1 and --max-kld judge the check, which --no-check leaves out: drop one of the two")
     for key in ("bits", "head_bits", "embed_bits"):
@@ -92,6 +121,30 @@ def command(
     with progress(plain=as_json) as report:
         export_model(source, out, options, report, check=limits, force=force)
     _show(Bundle.open(out), as_json)
+
+
+def _refuse_strangers(context: click.Context, file_format: str) -> None:
+    """Options that the format would ignore are errors."""
+    from edgespec.errors import ConfigError
+
+    for_gguf = {"source", "out", "file_format", "force", "as_json", "gguf_type"}
+    for parameter in context.command.params:
+        is_given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+        is_stranger = parameter.name == "gguf_type" if file_format == "bundle" else parameter.name not in for_gguf
+        if is_given and is_stranger:
+            raise ConfigError(f"{parameter.opts[0]} does not go with --format {file_format}: drop one of the two")
+
+
+def _write_gguf(source: Path, out: Path, gguf_type: str, *, force: bool, as_json: bool) -> None:
+    from edgespec_export.gguf_out import write_gguf
+
+    with progress(plain=as_json) as report:
+        write_gguf(source, out, type=gguf_type, progress=report, force=force)
+    size = out.stat().st_size
+    if as_json:
+        print_json({"path": str(out), "bytes": size, "type": gguf_type})
+    else:
+        click.echo(f"{gguf_type}, {format_bytes(size)}: {out}")
 
 
 def _show(bundle: Any, as_json: bool) -> None:

@@ -18,7 +18,8 @@ from edgespec.errors import ExportError, ExportRefusedError, MissingDependencyEr
 from edgespec.text.tokenizer import Tokenizer
 from edgespec_export.calibration import Calibration
 from edgespec_export.config import ModelConfig, check_shapes, kept_layers
-from edgespec_export.graph import DecoderGraph
+from edgespec_export.graph import DecoderGraph, HeadGraph, check_options, parts
+from edgespec_export.matrices import Matrices
 from edgespec_export.options import ExportOptions
 from edgespec_export.parity import CheckOptions, GraphRunner, Parity, compare, gate
 from edgespec_export.reference import ReferenceModel
@@ -26,7 +27,7 @@ from edgespec_export.sources import WeightSource, file_sha256, open_source
 from edgespec_export.texts import CALIBRATION_FILE, calibration_tokens, check_tokens
 from edgespec_export.writer import DataFile, new_folder, write_model
 
-__all__ = ["Progress", "export_model"]
+__all__ = ["Progress", "export_model", "need_onnx", "quantization_info"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -64,21 +65,22 @@ def export_model(
     """
     options = options or ExportOptions()
     report = progress or (lambda step, done, total: None)
-    _need_onnx()
+    need_onnx()
     out = Path(out)
     opened = open_source(source)
     check_shapes(opened.config, opened.shapes)
     config = _adapted(opened.config, options)
+    check_options(config, options)
     weights = KeptWeights(opened, options.keep_layers)
     with new_folder(out, force=force) as folder:
         tokenizer = _write_texts(folder, opened, config)
-        graph = _write_graph(folder, config, options, weights, report)
+        matrices = _write_graphs(folder, config, options, weights, report)
         parity = None
         if check is not None:
             report("check", 0, 1)
             parity = check_graph(folder, config, options, weights, check)
             report("check", 1, 1)
-        write_bundle(folder, _info(config, options, graph, opened, tokenizer, parity))
+        write_bundle(folder, _info(config, options, matrices, opened, tokenizer, parity))
     return out
 
 
@@ -94,7 +96,8 @@ def check_graph(
     return parity
 
 
-def _need_onnx() -> None:
+def need_onnx() -> None:
+    """Raise MissingDependencyError, which says what to install, where there is no onnx package."""
     try:
         import onnx  # noqa: F401
     except ImportError as error:
@@ -112,17 +115,28 @@ def _adapted(config: ModelConfig, options: ExportOptions) -> ModelConfig:
     return replace(config, name=options.name) if options.name else config
 
 
-def _write_graph(
+def _write_graphs(
     folder: Path, config: ModelConfig, options: ExportOptions, weights: KeptWeights, report: Progress
-) -> DecoderGraph:
+) -> Matrices:
+    """Every graph of the bundle over one file of weights, which the first graph fills."""
     calibration = None
     if options.quantizer == "gptq":
         calibration = Calibration(config, weights, calibration_tokens(folder, config))
     with DataFile(folder) as data:
-        graph = DecoderGraph(config, options, weights, data, calibration)
+        matrices = Matrices(config, options, weights, data, calibration)
+        whole, *others = parts(config, options)
+        graph = DecoderGraph(config, options, matrices, whole)
         graph.build(lambda index: report("layers", index + 1, config.n_layers))
-        write_model(folder, graph, data)
-    return graph
+        write_model(folder, whole.file, graph, data)
+        for part in others:
+            graph = DecoderGraph(config, options, matrices, part)
+            graph.build()
+            write_model(folder, part.file, graph, data)
+        if options.exit_layer is not None:
+            head = HeadGraph(config, options, matrices)
+            head.build()
+            write_model(folder, "head.onnx", head, data)
+    return matrices
 
 
 def _write_texts(folder: Path, source: WeightSource, config: ModelConfig) -> Tokenizer:
@@ -142,6 +156,24 @@ def _write_texts(folder: Path, source: WeightSource, config: ModelConfig) -> Tok
     return tokenizer
 
 
+def quantization_info(options: ExportOptions, matrices: Matrices) -> dict[str, Any]:
+    """What bundle.json says of the rounding."""
+    head_bits, head_block = options.head
+    return {
+        "bits": options.bits,
+        "block_size": options.block_size,
+        "symmetric": options.symmetric,
+        "accuracy_level": options.accuracy_level,
+        "head_bits": head_bits,
+        "head_block_size": head_block,
+        "embed_bits": matrices.embed_bits,
+        "quantizer": options.quantizer,
+        "search": options.n_scales,
+        "calibration": _calibration_info(matrices.calibration),
+        "notes": matrices.notes,
+    }
+
+
 def _calibration_info(calibration: Calibration | None) -> dict[str, Any] | None:
     if calibration is None:
         return None
@@ -151,26 +183,14 @@ def _calibration_info(calibration: Calibration | None) -> dict[str, Any] | None:
 def _info(
     config: ModelConfig,
     options: ExportOptions,
-    graph: DecoderGraph,
+    matrices: Matrices,
     source: WeightSource,
     tokenizer: Tokenizer,
     parity: Parity | None,
 ) -> dict[str, Any]:
-    head_bits, head_block = options.head
-    quantization = {
-        "bits": options.bits,
-        "block_size": options.block_size,
-        "symmetric": options.symmetric,
-        "accuracy_level": options.accuracy_level,
-        "head_bits": head_bits,
-        "head_block_size": head_block,
-        "embed_bits": graph.embed_bits,
-        "quantizer": options.quantizer,
-        "search": options.n_scales,
-        "calibration": _calibration_info(graph.calibration),
-        "notes": graph.notes,
-    }
+    optional = {} if options.exit_layer is None else {"exit_layer": options.exit_layer}
     return {
+        **optional,
         "name": config.name,
         "architecture": config.architecture,
         "flavour": "cpu",
@@ -186,7 +206,7 @@ def _info(
         "add_bos": tokenizer.add_bos,
         "tokenizer_hash": tokenizer.hash,
         "sliding_window": config.sliding_window,
-        "quantization": quantization,
+        "quantization": quantization_info(options, matrices),
         "taps": list(options.taps),
         "parity": None if parity is None else parity.to_json(),
         "source": {

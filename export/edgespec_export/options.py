@@ -33,6 +33,8 @@ class ExportOptions:
     matrix) or "pad" (a last block that is part filler). What was done is listed in bundle.json.
     taps: "final" (final norm, before the head) and "layer.N" (residual stream after layer N).
     keep_layers: indices of the layers to keep, in order; None keeps all.
+    tree: write the graph for trees of drafted tokens; None where the model can have one.
+    exit_layer: layers below an early exit, for which the two halves and the head are written apart; None for no exit.
     fuse_gate_up, fuse_qkv, quick_gelu: shapes of the graph, the same numbers either way.
     """
 
@@ -50,6 +52,8 @@ class ExportOptions:
     taps: tuple[str, ...] = ()
     keep_layers: tuple[int, ...] | None = None
     n_ctx: int | None = None
+    tree: bool | None = None
+    exit_layer: int | None = None
     fuse_gate_up: bool = True
     fuse_qkv: bool = True
     quick_gelu: bool = True

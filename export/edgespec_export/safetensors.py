@@ -18,7 +18,9 @@ from edgespec.errors import ExportError, FormatError
 
 __all__ = ["SafetensorsFile", "SafetensorsTensor"]
 
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
+_INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1"}
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -60,14 +62,25 @@ class SafetensorsFile:
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor as float32. Raises ExportError for a type that holds no plain floats."""
         tensor = self.tensors[name]
-        if tensor.type not in _SIZES:
-            raise ExportError(f"tensor '{name}' has type {tensor.type}; {', '.join(_SIZES)} can be exported.")
-        raw = np.memmap(self.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.nbytes,))
+        if tensor.type not in (*_FLOATS, "BF16"):
+            known = ", ".join((*_FLOATS, "BF16"))
+            raise ExportError(f"tensor '{name}' has type {tensor.type}; {known} can be exported.")
+        raw = self._raw(tensor)
         if tensor.type == "BF16":
             values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
-            values = raw.view({"F64": "<f8", "F32": "<f4", "F16": "<f2"}[tensor.type]).astype(np.float32)
+            values = raw.view(_FLOATS[tensor.type]).astype(np.float32)
         return np.asarray(values).reshape(tensor.shape)
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """The tensor as int64. Raises ExportError for a type that holds no whole numbers."""
+        tensor = self.tensors[name]
+        if tensor.type not in _INTEGERS:
+            raise ExportError(f"tensor '{name}' has type {tensor.type}; whole numbers are wanted.")
+        return np.asarray(self._raw(tensor).view(_INTEGERS[tensor.type]).astype(np.int64)).reshape(tensor.shape)
+
+    def _raw(self, tensor: SafetensorsTensor) -> NDArray[np.uint8]:
+        return np.memmap(self.path, np.uint8, mode="r", offset=tensor.offset, shape=(tensor.nbytes,))
 
 
 def _entry(entry: dict[str, Any], start: int) -> SafetensorsTensor:

@@ -21,13 +21,13 @@ from edgespec.text.tokenizer import Tokenizer
 from edgespec_export.config import ModelConfig
 from edgespec_export.gguf_config import gguf_config
 
-__all__ = ["GGUFSource", "WeightSource", "file_sha256", "open_source"]
+__all__ = ["GGUF_NAMES", "GGUF_PARTS", "GGUFSource", "WeightSource", "file_sha256", "open_source"]
 
 FloatArray = NDArray[np.float32]
 
-_GGUF_NAMES = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight",
+GGUF_NAMES = {"token_embd.weight": "embed_tokens.weight", "output_norm.weight": "norm.weight",
                "output.weight": "lm_head.weight"}  # fmt: skip
-_GGUF_PARTS = {
+GGUF_PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -136,11 +136,11 @@ class GGUFSource:
 
 
 def _local_name(name: str) -> str:
-    if name in _GGUF_NAMES:
-        return _GGUF_NAMES[name]
+    if name in GGUF_NAMES:
+        return GGUF_NAMES[name]
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _GGUF_PARTS:
-        return f"layers.{parts[1]}.{_GGUF_PARTS[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in GGUF_PARTS:
+        return f"layers.{parts[1]}.{GGUF_PARTS[parts[2]]}.{parts[3]}"
     return name  # unknown: the shape check names it
 
 

@@ -1,7 +1,7 @@
 """A bundle's files on disk, always the same bytes for the same input.
 
-Owns model.onnx, model.onnx.data and the temporary folder that becomes the bundle only when everything in it is right.
-It does not know what the tensors mean.
+Owns the .onnx files, model.onnx.data and the temporary folder that becomes the bundle only when everything in it is
+right. It does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportRefusedError
-from edgespec_export.graph import DecoderGraph
+from edgespec_export.layers import LayerGraph
 
 __all__ = ["DataFile", "new_folder", "write_model"]
 
@@ -82,23 +82,24 @@ class DataFile:
             tensor.external_data.add(key=key, value=value)
 
 
-def write_model(folder: Path, graph: DecoderGraph, data: DataFile) -> None:
-    """model.onnx of a built graph."""
+def write_model(folder: Path, file: str, graph: LayerGraph, data: DataFile) -> None:
+    """The .onnx file of a built graph, with the initializers that its nodes use."""
     from onnx import TensorProto, helper
 
     def value(entry: tuple[str, str, list[int | str]]) -> Any:
         return helper.make_tensor_value_info(entry[0], getattr(TensorProto, entry[1]), entry[2])
 
+    used = {name for node in graph.nodes for name in node.input}
     proto = helper.make_graph(
         graph.nodes,
         "decoder",
         [value(entry) for entry in graph.inputs],
         [value(entry) for entry in graph.outputs],
-        initializer=list(data.initializers.values()),
+        initializer=[tensor for name, tensor in data.initializers.items() if name in used],
     )
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(proto, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="edgespec")
-    (folder / "model.onnx").write_bytes(model.SerializeToString(deterministic=True))
+    (folder / file).write_bytes(model.SerializeToString(deterministic=True))
 
 
 @contextmanager

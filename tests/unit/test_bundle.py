@@ -38,7 +38,19 @@ INFO: dict[str, Any] = {
 }
 
 
-def write_onnx(folder: Path, location: str = "model.onnx.data", where: str = "initializer") -> None:
+DRAFT: dict[str, Any] = {
+    "kind": "eagle",
+    "taps": ["layer.0", "final"],
+    "n_heads": 1,
+    "n_extra": 2,
+    "target": {"name": "big", "n_embd": 4, "n_vocab": 12, "tokenizer_hash": None},
+    "acceptance": None,
+}
+
+
+def write_onnx(
+    folder: Path, location: str = "model.onnx.data", where: str = "initializer", name: str = "model.onnx"
+) -> None:
     """y = x + w, with w in an external file; `where` puts the tensor into an attribute or a subgraph instead."""
     from onnx import TensorProto, helper
 
@@ -55,7 +67,7 @@ def write_onnx(folder: Path, location: str = "model.onnx.data", where: str = "in
         initializers = []
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (folder / name).write_bytes(model.SerializeToString())
 
 
 @pytest.fixture
@@ -140,6 +152,49 @@ def test_weights_outside_of_the_bundle_are_refused_by_name(folder: Path, locatio
     assert f"'{location}', which is outside" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tree.onnx", "fuse.onnx"])
+def test_every_graph_of_a_bundle_is_looked_at(folder: Path, name: str) -> None:
+    """Only model.onnx was, so that any other graph could have reached outside."""
+    write_onnx(folder, name=name)
+    write_bundle(folder, INFO)
+    assert Bundle.open(folder).has(name)
+    write_onnx(folder, "../x", name=name)
+    write_bundle(folder, INFO)
+    with pytest.raises(BundleError, match=f"{name} takes weights from '../x', which is outside"):
+        Bundle.open(folder)
+
+
+def test_bundles_without_the_optional_keys_are_targets(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert (bundle.info.draft, bundle.info.exit_layer, bundle.vocabulary()) == (None, None, None)
+    write_bundle(folder, {**INFO, "exit_layer": 3, "draft": None})
+    assert Bundle.open(folder).info.exit_layer == 3
+
+
+def test_a_draft_has_a_vocabulary_of_its_own(folder: Path) -> None:
+    (folder / "vocabulary.i32").write_bytes(np.array([0, 2, 3, 7, 8, 11], "<i4").tobytes())
+    write_bundle(folder, {**INFO, "draft": DRAFT})
+    bundle = Bundle.open(folder)
+    ids = bundle.vocabulary()
+    assert ids is not None
+    assert (ids.dtype, ids.tolist()) == (np.int64, [0, 2, 3, 7, 8, 11])
+    assert bundle.info.draft == DRAFT
+
+
+@pytest.mark.parametrize(("ids", "message"), [
+    ([0, 2, 3, 7, 8], "holds 5 token ids and bundle.json says 6"),
+    ([0, 2, 3, 7, 8, 12], "ids of the target's 12 tokens"),
+    ([0, 3, 2, 7, 8, 9], "ascending"),
+    ([-1, 2, 3, 7, 8, 9], "ascending"),
+    ([0, 0, 3, 7, 8, 9], "ascending"),
+])  # fmt: skip
+def test_vocabularies_that_do_not_fit_are_refused(folder: Path, ids: list[int], message: str) -> None:
+    (folder / "vocabulary.i32").write_bytes(np.array(ids, "<i4").tobytes())
+    write_bundle(folder, {**INFO, "draft": DRAFT})
+    with pytest.raises(BundleError, match=message):
+        Bundle.open(folder).vocabulary()
+
+
 def test_weights_that_the_manifest_lacks_are_refused(folder: Path) -> None:
     write_onnx(folder, "other.data")
     write_bundle(folder, INFO)
@@ -175,6 +230,15 @@ def test_links_that_lead_out_are_refused(folder: Path) -> None:
     ({"eos_ids": ["2"]}, "eos_ids"),
     ({"taps": [1]}, "taps"),
     ({"name": None}, "name = 'None'"),
+    ({"exit_layer": "3"}, "exit_layer = '3'"),
+    ({"draft": []}, "draft"),
+    ({"draft": {**DRAFT, "more": 1}}, "its draft is not understood.*more"),
+    ({"draft": {"kind": "eagle"}}, "its draft is not understood.*acceptance"),
+    ({"draft": {**DRAFT, "kind": "lookup"}}, "its draft is not understood"),
+    ({"draft": {**DRAFT, "n_extra": -1}}, "its draft is not understood"),
+    ({"draft": {**DRAFT, "taps": [3]}}, "taps"),
+    ({"draft": {**DRAFT, "target": {}}}, "its draft is not understood"),
+    ({"draft": {**DRAFT, "target": {**DRAFT["target"], "tokenizer_hash": 3}}}, "its draft is not understood"),
     ({"files": {}}, "lists no files"),
     ({"files": {"model.onnx": {"bytes": "1", "sha256": ""}}}, "size or hash"),
     ({"files": {"model.onnx": {"bytes": 1}}}, "must hold bytes and sha256"),
