@@ -31,7 +31,8 @@ def register_backend(kind: str, looks_like: Callable[[Path], bool], loader: str,
     """Add a backend, or replace the one of the same kind.
 
     looks_like: whether a path (a folder, or a file) is one of this kind; asked in order of registration.
-    loader: "module:function", imported on use and called as function(path, kind=, device=, n_ctx=, threads=, name=).
+    loader: "module:function", imported on use and called as function(path, kind=, device=, n_ctx=, threads=, name=,
+    tree=, split=).
     looked_for: what the path should hold, for the error message.
     """
     _BACKENDS[:] = [backend for backend in _BACKENDS if backend.kind != kind]
@@ -45,11 +46,14 @@ def load_model(
     n_ctx: int | None = None,
     threads: int | None = None,
     name: str | None = None,
+    tree: bool = False,
+    split: bool = False,
 ) -> Model:
     """Load the model in the folder `path`.
 
     n_ctx: tokens of context, at most what the model was made for (None). threads: None for the fast cores that this
-    process may use. name: how messages call the model; None for the folder's own.
+    process may use. name: how messages call the model; None for the folder's own. tree: with a graph that verifies
+    trees of drafted tokens. split: in two halves, whose sessions are `edgespec.backends.onnx.split.SplitSession`.
     Raises ConfigError (settings, unknown folder), MissingDependencyError, BundleError or BackendError.
     """
     folder = Path(path)
@@ -58,7 +62,9 @@ def load_model(
         raise ConfigError(f"threads is {threads}: give 1 or more, or leave it out for the fast cores.")
     module, _, function = backend.loader.partition(":")
     load: Callable[..., Model] = getattr(importlib.import_module(module), function)
-    return load(folder, kind=backend.kind, device=device, n_ctx=n_ctx, threads=threads, name=name)
+    return load(
+        folder, kind=backend.kind, device=device, n_ctx=n_ctx, threads=threads, name=name, tree=tree, split=split
+    )
 
 
 def backend_kind(path: str | Path) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.errors import CacheError, ConfigError, NumericsError
 from edgespec.types import FloatArray, ModelInfo
 
-__all__ = ["check_context", "check_finite", "check_forward", "check_keep", "check_path", "is_chain"]
+__all__ = ["check_context", "check_finite", "check_forward", "check_keep", "check_parents", "check_path", "is_chain"]
 
 
 def check_forward(
@@ -22,9 +22,11 @@ def check_forward(
     tokens: Sequence[int],
     logits_rows: Sequence[int] | None,
     taps: Sequence[str] = (),
+    n_ids: int | None = None,
 ) -> list[int]:
     """Validate one forward call; returns the logits rows as a list of indices within `tokens`.
 
+    n_ids: token ids go up to it, None for `info.n_vocab` (the two differ where logits are over fewer tokens).
     Raises ConfigError naming both values where the call cannot be made.
     """
     n_tokens = len(tokens)
@@ -35,11 +37,10 @@ def check_forward(
             f"{info.name}: {n_past} cached + {n_tokens} new tokens exceed the context of {info.n_ctx}: "
             "shorten the prompt, ask for fewer tokens, or load the model with a larger n_ctx."
         )
-    if min(tokens) < 0 or max(tokens) >= info.n_vocab:
-        bad = next(token for token in tokens if not 0 <= token < info.n_vocab)
-        raise ConfigError(
-            f"{info.name}: token id {bad} is outside the vocabulary of {info.n_vocab} (0..{info.n_vocab - 1})."
-        )
+    n_ids = n_ids or info.n_vocab
+    if min(tokens) < 0 or max(tokens) >= n_ids:
+        bad = next(token for token in tokens if not 0 <= token < n_ids)
+        raise ConfigError(f"{info.name}: token id {bad} is outside the vocabulary of {n_ids} (0..{n_ids - 1}).")
     for tap in taps:
         if tap not in info.taps:
             raise ConfigError(f"{info.name}: has no tap {tap!r}; it offers {list(info.taps) or 'none'}.")
@@ -55,6 +56,12 @@ def check_keep(info: ModelInfo, n_past: int, keep: int) -> None:
     """Raise CacheError unless 0 <= keep <= n_past."""
     if not 0 <= keep <= n_past:
         raise CacheError(f"{info.name}: cannot keep {keep} of {n_past} cached tokens: give 0..{n_past}.")
+
+
+def check_parents(info: ModelInfo, n_tokens: int, parents: Sequence[int]) -> None:
+    """Raise ConfigError unless `parents` names, for each token, an earlier one or -1."""
+    if len(parents) != n_tokens or any(not -1 <= parent < index for index, parent in enumerate(parents)):
+        raise ConfigError(f"{info.name}: parents {list(parents)} do not describe a tree over {n_tokens} tokens.")
 
 
 def check_path(parents: Sequence[int] | None, n_rows: int, path: Sequence[int]) -> None:

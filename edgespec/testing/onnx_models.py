@@ -1,8 +1,9 @@
 """Writes tiny random ONNX decoders into folders, one for each layout that `edgespec.backends` loads.
 
-Our own bundle (float or int4, sliding window, a tap), an onnxruntime-genai folder (shared KV buffer, all rows or only
-the last), and an optimum folder (growing KV, plain operators). All hold the weights of `edgespec.testing.tiny`, whose
-numpy reference they must match. Needs the `export` extra.
+Our own bundle (float or int4, sliding window, taps, a tree graph, the parts for early exit), a draft over features with
+a reduced vocabulary, an onnxruntime-genai folder (shared KV buffer, all rows or only the last), and an optimum folder
+(growing KV, plain operators). All hold the weights of `edgespec.testing.tiny`, whose numpy reference they must match.
+Needs the `export` extra.
 """
 
 from __future__ import annotations
@@ -15,21 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.errors import MissingDependencyError
-from edgespec.testing.tiny import TinySpec, Weights, rope_tables, tiny_weights
+from edgespec.testing.onnx_graph import INT4_BLOCK, TensorProto, TinyGraph, quantize_matrix
+from edgespec.testing.tiny import TinySpec, Weights, tiny_weights
 from edgespec.testing.tokenizer import write_tokenizer
 
-try:
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-except ImportError as error:
-    raise MissingDependencyError(
-        "edgespec.testing.onnx_models needs the onnx package: pip install 'edgespec[export]'"
-    ) from error
-
-__all__ = ["quantize_matrix", "write_bundle", "write_genai", "write_optimum"]
-
-INT4_BLOCK = 16  # the smallest block MatMulNBits takes, so that tiny matrices have several
+__all__ = ["quantize_matrix", "write_bundle", "write_feature_draft", "write_genai", "write_optimum"]
 
 
 def write_bundle(
@@ -40,36 +31,85 @@ def write_bundle(
     name: str = "tiny",
     weights: Weights | None = None,
     strings: Sequence[str] | None = None,
+    tree: bool = False,
+    exit_layer: int | None = None,
 ) -> Path:
     """Our bundle format; bits 32 is float, 4 is MatMulNBits. The tap "final" is the normed last hidden state.
 
-    strings: the tokenizer's token strings, by default `edgespec.testing.tokenizer.tiny_strings`.
+    strings: the tokenizer's token strings, by default `edgespec.testing.tokenizer.tiny_strings`. tree: write tree.onnx
+    too. exit_layer: write the parts below and above it, and the head, too.
     """
     spec = spec or TinySpec()
-    graph = _Graph(spec, tiny_weights(spec) if weights is None else weights, bits)
-    hidden = graph.embed("input_ids")
-    for layer in range(spec.n_layers):
-        hidden = graph.layer(hidden, layer, lambda qkv, i: graph.gqa(qkv, i, "seqlens_k", "total_sequence_length"))
-    hidden = graph.norm(hidden, "norm")
-    graph.node("Reshape", [hidden, graph.const([-1, spec.n_embd])], out="hidden.final")
-    rows = graph.node("Gather", ["hidden.final", "logits_rows"], axis=0)
-    graph.linear(rows, "head", out="logits")
-    inputs = [
-        _value("input_ids", TensorProto.INT64, [1, "S"]),
-        _value("seqlens_k", TensorProto.INT32, [1]),
-        _value("total_sequence_length", TensorProto.INT32, []),
-        _value("logits_rows", TensorProto.INT64, ["n"]),
-        *graph.cache("past_key_values", "T", 1),
-    ]
-    outputs = [
-        _value("logits", TensorProto.FLOAT, ["n", spec.n_vocab]),
-        *graph.cache("present", "T", 1),
-        _value("hidden.final", TensorProto.FLOAT, ["S", spec.n_embd]),
-    ]
+    weights = tiny_weights(spec) if weights is None else weights
     folder.mkdir(parents=True, exist_ok=True)
-    graph.save(folder / "model.onnx", inputs, outputs)
+    for file, has_tree in (("model.onnx", False), *((("tree.onnx", True),) if tree else ())):
+        graph = TinyGraph(spec, weights, bits, has_tree=has_tree)
+        hidden = graph.layers(graph.embed(graph.take("input_ids", TensorProto.INT64, ["B", "S"])), 0, spec.n_layers)
+        final = graph.tap("final", graph.norm(hidden, "norm"))
+        rows = graph.node("Gather", [final, graph.take("logits_rows", TensorProto.INT64, ["n"])], axis=0)
+        graph.linear(rows, "head", out=graph.give("logits", ["n", spec.n_vocab]))
+        graph.save(folder / file)
+    if exit_layer is not None:
+        _write_parts(folder, spec, weights, bits, exit_layer)
     write_tokenizer(folder, spec.n_vocab, strings=strings)
-    _write_json(folder / "bundle.json", _bundle_fields(folder, spec, bits, name))
+    extra = {} if exit_layer is None else {"exit_layer": exit_layer}
+    _write_json(folder / "bundle.json", {**_bundle_fields(folder, spec, bits, name), **extra})
+    return folder
+
+
+def _write_parts(folder: Path, spec: TinySpec, weights: Weights, bits: int, exit_layer: int) -> None:
+    lower = TinyGraph(spec, weights, bits)
+    ids = lower.take("input_ids", TensorProto.INT64, ["B", "S"])
+    lower.tap("exit", lower.layers(lower.embed(ids), 0, exit_layer))
+    lower.save(folder / "lower.onnx")
+    upper = TinyGraph(spec, weights, bits)
+    features = upper.take("features", TensorProto.FLOAT, ["S", spec.n_embd])
+    hidden = upper.node("Reshape", [features, upper.const([1, -1, spec.n_embd])])
+    hidden = upper.layers(hidden, exit_layer, spec.n_layers, batch=1)
+    upper.tap("final", upper.norm(hidden, "norm"))
+    upper.save(folder / "upper.onnx")
+    head = TinyGraph(spec, weights, bits)
+    rows = head.take("features", TensorProto.FLOAT, ["n", spec.n_embd])
+    head.linear(rows, "head", out=head.give("logits", ["n", spec.n_vocab]))
+    head.save(folder / "head.onnx")
+
+
+def write_feature_draft(
+    folder: Path,
+    vocabulary: Sequence[int],
+    spec: TinySpec | None = None,
+    *,
+    n_extra: int = 4,
+    tree: bool = False,
+    name: str = "tiny-draft",
+) -> Path:
+    """A draft bundle as EAGLE's: it adds a feature to each token's embedding, and its logits are over `vocabulary`
+    (ascending) and `n_extra` more tokens. The tap "own" is the residual stream after the last layer."""
+    spec = spec or TinySpec()
+    weights = tiny_weights(spec)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, has_tree in (("model.onnx", False), *((("tree.onnx", True),) if tree else ())):
+        graph = TinyGraph(spec, weights, 32, has_tree=has_tree)
+        embedded = graph.embed(graph.take("input_ids", TensorProto.INT64, [1, "S"]))
+        features = graph.take("features", TensorProto.FLOAT, ["S", spec.n_embd])
+        features = graph.node("Reshape", [features, graph.const([1, -1, spec.n_embd])])
+        hidden = graph.layers(graph.node("Add", [embedded, features]), 0, spec.n_layers, batch=1)
+        own = graph.tap("own", hidden)
+        rows = graph.node("Gather", [own, graph.take("logits_rows", TensorProto.INT64, ["n"])], axis=0)
+        table = graph.init("head", weights["head"])
+        extra = graph.take("extra_ids", TensorProto.INT64, [n_extra])
+        ids = graph.node("Concat", [graph.const(list(vocabulary)), extra], axis=0)
+        columns = graph.node("Gather", [table, ids], axis=1)
+        out = graph.give("logits", ["n", len(vocabulary) + n_extra])
+        graph.node("MatMul", [graph.norm(rows, "norm"), columns], out=out)
+        graph.save(folder / file)
+    (folder / "vocabulary.i32").write_bytes(np.asarray(vocabulary, "<i4").tobytes())
+    write_tokenizer(folder, spec.n_vocab)
+    fields = _bundle_fields(folder, spec, 32, name)
+    about = {key: fields[key] for key in ("n_embd", "n_vocab", "tokenizer_hash")}
+    draft = {"kind": "eagle", "taps": ["final"], "n_heads": 1, "n_extra": n_extra, "target": about, "acceptance": None}
+    changes = {"n_vocab": len(vocabulary) + n_extra, "taps": ["own"], "draft": draft}
+    _write_json(folder / "bundle.json", {**fields, **changes})
     return folder
 
 
@@ -88,7 +128,10 @@ def write_genai(
     """
     spec = spec or TinySpec()
     dtype = np.float16 if is_half else np.float32
-    graph = _Graph(spec, tiny_weights(spec), 32, dtype)
+    graph = TinyGraph(spec, tiny_weights(spec), 32, dtype)
+    graph.take("input_ids", TensorProto.INT64, ["B", 1 if one_row else "S"])
+    graph.take("attention_mask", TensorProto.INT64, ["B", "total"])
+    graph.cache(0, spec.n_layers, "P", "T", "B")
     total = graph.node("Gather", [graph.node("Shape", ["attention_mask"]), graph.const(1)], axis=0)
     total32 = graph.node("Cast", [total], to=TensorProto.INT32)
     count = graph.node("ReduceSum", ["attention_mask", graph.const([1])], keepdims=0)
@@ -99,15 +142,10 @@ def write_genai(
     if last_row_only:
         hidden = graph.node("Gather", [hidden, graph.const([-1])], axis=1)
     graph.linear(graph.norm(hidden, "norm"), "head", out="logits")
-    inputs = [
-        _value("input_ids", TensorProto.INT64, ["B", 1 if one_row else "S"]),
-        _value("attention_mask", TensorProto.INT64, ["B", "total"]),
-        *graph.cache("past_key_values", "P", "B"),
-    ]
     rows: int | str = 1 if last_row_only or one_row else "S"
-    outputs = [_value("logits", graph.kind, ["B", rows, spec.n_vocab]), *graph.cache("present", "T", "B")]
+    graph.give("logits", ["B", rows, spec.n_vocab])
     folder.mkdir(parents=True, exist_ok=True)
-    graph.save(folder / "model.onnx", inputs, outputs)
+    graph.save(folder / "model.onnx")
     _write_json(folder / "genai_config.json", _genai_fields(spec))
     return folder
 
@@ -115,21 +153,19 @@ def write_genai(
 def write_optimum(folder: Path, spec: TinySpec | None = None) -> Path:
     """An optimum folder: config.json, every KV call returns a longer copy, plain operators only."""
     spec = spec or TinySpec()
-    graph = _Graph(spec, tiny_weights(spec), 32)
+    graph = TinyGraph(spec, tiny_weights(spec), 32)
+    for port in ("input_ids", "position_ids"):
+        graph.take(port, TensorProto.INT64, ["B", "S"])
+    graph.take("attention_mask", TensorProto.INT64, ["B", "total"])
+    graph.cache(0, spec.n_layers, "P", "total", "B")
     mask = graph.bias_mask()
     hidden = graph.embed("input_ids")
     for layer in range(spec.n_layers):
         hidden = graph.layer(hidden, layer, lambda qkv, i: graph.plain_attention(qkv, i, mask))
     graph.linear(graph.norm(hidden, "norm"), "head", out="logits")
-    inputs = [
-        _value("input_ids", TensorProto.INT64, ["B", "S"]),
-        _value("attention_mask", TensorProto.INT64, ["B", "total"]),
-        _value("position_ids", TensorProto.INT64, ["B", "S"]),
-        *graph.cache("past_key_values", "P", "B"),
-    ]
-    outputs = [_value("logits", TensorProto.FLOAT, ["B", "S", spec.n_vocab]), *graph.cache("present", "total", "B")]
+    graph.give("logits", ["B", "S", spec.n_vocab])
     folder.mkdir(parents=True, exist_ok=True)
-    graph.save(folder / "model.onnx", inputs, outputs)
+    graph.save(folder / "model.onnx")
     config = {
         "model_type": "llama",
         "vocab_size": spec.n_vocab,
@@ -143,164 +179,6 @@ def write_optimum(folder: Path, spec: TinySpec | None = None) -> Path:
     }
     _write_json(folder / "config.json", config)
     return folder
-
-
-def quantize_matrix(matrix: np.ndarray, block: int = INT4_BLOCK) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Symmetric int4 of `matrix` [in, out] as MatMulNBits holds it.
-
-    Returns packed uint8 [out, in / block, block / 2], scales float32 [out * in / block], and the float32 matrix
-    [in, out] that they stand for.
-    """
-    blocks = np.ascontiguousarray(matrix.T).reshape(matrix.shape[1], -1, block)
-    peak = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    scales = (peak / -8).astype(np.float32)
-    scales[scales == 0] = 1
-    codes = np.clip(np.rint(blocks / scales) + 8, 0, 15).astype(np.uint8)
-    packed = codes[..., ::2] | (codes[..., 1::2] << 4)
-    decoded = ((codes.astype(np.float32) - 8) * scales).reshape(matrix.shape[1], -1).T
-    return packed, scales.reshape(-1), np.ascontiguousarray(decoded)
-
-
-class _Graph:
-    """Collects nodes and weights; every method appends nodes and returns the name of a result."""
-
-    def __init__(self, spec: TinySpec, weights: Weights, bits: int, dtype: type[np.generic] = np.float32) -> None:
-        assert bits in (4, 32)
-        self.spec, self.bits = spec, bits
-        self.weights = {name: array.astype(dtype) for name, array in weights.items()}
-        self.kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        self.nodes: list[onnx.NodeProto] = []
-        self.tensors: dict[str, onnx.TensorProto] = {}
-        cos, sin = rope_tables(spec)
-        self.init("cos", cos.astype(dtype))
-        self.init("sin", sin.astype(dtype))
-
-    def init(self, name: str, array: Any) -> str:
-        if name not in self.tensors:
-            self.tensors[name] = numpy_helper.from_array(np.asarray(array), name)
-        return name
-
-    def const(self, value: int | float | list[int], dtype: type[np.generic] = np.int64) -> str:
-        return self.init(f"const.{dtype.__name__}.{value}", np.array(value, dtype))
-
-    def node(self, op: str, inputs: list[str], *, out: str | None = None, domain: str = "", **attrs: Any) -> str:
-        name = out or f"{op}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [name], name=f"node.{name}", domain=domain, **attrs))
-        return name
-
-    def embed(self, ids: str) -> str:
-        return self.node("Gather", [self.init("embed", self.weights["embed"]), ids], axis=0)
-
-    def norm(self, x: str, weight: str) -> str:
-        scale = self.init(weight, self.weights[weight])
-        return self.node("SimplifiedLayerNormalization", [x, scale], axis=-1, epsilon=self.spec.rms_eps, stash_type=1)
-
-    def linear(self, x: str, weight: str, out: str | None = None) -> str:
-        matrix = self.weights[weight]
-        if self.bits == 32:
-            return self.node("MatMul", [x, self.init(weight, matrix)], out=out)
-        packed, scales, _ = quantize_matrix(matrix, INT4_BLOCK)
-        inputs = [x, self.init(f"{weight}.q", packed), self.init(f"{weight}.s", scales)]
-        attrs = {"K": matrix.shape[0], "N": matrix.shape[1], "bits": 4, "block_size": INT4_BLOCK, "accuracy_level": 4}
-        return self.node("MatMulNBits", inputs, out=out, domain="com.microsoft", **attrs)
-
-    def layer(self, hidden: str, index: int, attention: Any) -> str:
-        qkv = self.linear(self.norm(hidden, f"{index}.norm1"), f"{index}.qkv")
-        hidden = self.node("Add", [hidden, self.linear(attention(qkv, index), f"{index}.out")])
-        normed = self.norm(hidden, f"{index}.norm2")
-        gate = self.linear(normed, f"{index}.gate")
-        silu = self.node("Mul", [gate, self.node("Sigmoid", [gate])])
-        product = self.node("Mul", [silu, self.linear(normed, f"{index}.up")])
-        return self.node("Add", [hidden, self.linear(product, f"{index}.down")])
-
-    def gqa(self, qkv: str, index: int, seqlens: str, total: str) -> str:
-        past = [f"past_key_values.{index}.key", f"past_key_values.{index}.value"]
-        name = f"attention.{index}"
-        node = helper.make_node(
-            "GroupQueryAttention",
-            [qkv, "", "", *past, seqlens, total, "cos", "sin"],
-            [name, f"present.{index}.key", f"present.{index}.value"],
-            name=f"node.{name}",
-            domain="com.microsoft",
-            num_heads=self.spec.n_heads,
-            kv_num_heads=self.spec.n_kv_heads,
-            do_rotary=1,
-            local_window_size=self.spec.window or -1,
-        )
-        self.nodes.append(node)
-        return name
-
-    def bias_mask(self) -> str:
-        """[S, total] float32: 0 where a query sees a key, a large negative number elsewhere."""
-        total = self.node("Gather", [self.node("Shape", ["attention_mask"]), self.const(1)], axis=0)
-        keys = self.node("Range", [self.const(0), total, self.const(1)])
-        queries = self.node("Transpose", ["position_ids"], perm=[1, 0])
-        distance = self.node("Sub", [queries, keys])
-        hides = self.node("Less", [distance, self.const(0)])
-        if self.spec.window is not None:
-            far = self.node("GreaterOrEqual", [distance, self.const(self.spec.window)])
-            hides = self.node("Or", [hides, far])
-        return self.node("Where", [hides, self.const(-1e9, np.float32), self.const(0.0, np.float32)])
-
-    def plain_attention(self, qkv: str, index: int, mask: str) -> str:
-        spec = self.spec
-        counts = [spec.n_heads, spec.n_kv_heads, spec.n_kv_heads]
-        parts = [f"split.{index}.{i}" for i in range(3)]
-        sizes = self.const([count * spec.head_dim for count in counts])
-        self.nodes.append(helper.make_node("Split", [qkv, sizes], parts, axis=-1, name=f"node.split.{index}"))
-        query, key, value = (self._heads(part, count) for part, count in zip(parts, counts, strict=True))
-        key = self.node("Concat", [f"past_key_values.{index}.key", self._rope(key)], out=f"present.{index}.key", axis=2)
-        past = f"past_key_values.{index}.value"
-        value = self.node("Concat", [past, value], out=f"present.{index}.value", axis=2)
-        query, key, value = self._rope(query), self._repeat(key), self._repeat(value)
-        scores = self.node("MatMul", [query, self.node("Transpose", [key], perm=[0, 1, 3, 2])])
-        scores = self.node("Mul", [scores, self.const(spec.head_dim**-0.5, np.float32)])
-        probs = self.node("Softmax", [self.node("Add", [scores, mask])], axis=-1)
-        merged = self.node("Transpose", [self.node("MatMul", [probs, value])], perm=[0, 2, 1, 3])
-        return self.node("Reshape", [merged, self.const([0, 0, spec.n_heads * spec.head_dim])])
-
-    def _heads(self, x: str, count: int) -> str:
-        split = self.node("Reshape", [x, self.const([0, 0, count, self.spec.head_dim])])
-        return self.node("Transpose", [split], perm=[0, 2, 1, 3])
-
-    def _repeat(self, x: str) -> str:
-        """Key-value heads repeated to the number of query heads."""
-        indices = [head * self.spec.n_kv_heads // self.spec.n_heads for head in range(self.spec.n_heads)]
-        return self.node("Gather", [x, self.const(indices)], axis=1)
-
-    def _rope(self, x: str) -> str:
-        half = self.spec.head_dim // 2
-        axis = self.const([3])
-        low = self.node("Slice", [x, self.const([0]), self.const([half]), axis])
-        high = self.node("Slice", [x, self.const([half]), self.const([2 * half]), axis])
-        rotated = self.node("Concat", [self.node("Neg", [high]), low], axis=3)
-        return self.node(
-            "Add", [self.node("Mul", [x, self._angle("cos")]), self.node("Mul", [rotated, self._angle("sin")])]
-        )
-
-    def _angle(self, table: str) -> str:
-        rows = self.node("Gather", [table, "position_ids"], axis=0)
-        both = self.node("Concat", [rows, rows], axis=-1)
-        return self.node("Unsqueeze", [both, self.const([1])])
-
-    def cache(self, prefix: str, length: str, batch: int | str) -> list[onnx.ValueInfoProto]:
-        shape = [batch, self.spec.n_kv_heads, length, self.spec.head_dim]
-        return [
-            _value(f"{prefix}.{layer}.{kind}", self.kind, shape)
-            for layer in range(self.spec.n_layers)
-            for kind in ("key", "value")
-        ]
-
-    def save(self, path: Path, inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> None:
-        graph = helper.make_graph(self.nodes, "tiny", inputs, outputs, list(self.tensors.values()))
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-        path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # onnx appends to a file that is there
-        onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=256)
-
-
-def _value(name: str, kind: int, shape: list[Any]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
 
 
 def _write_json(path: Path, fields: dict[str, Any]) -> None:

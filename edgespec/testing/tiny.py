@@ -70,10 +70,17 @@ def rope_tables(spec: TinySpec) -> tuple[FloatArray, FloatArray]:
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def tiny_logits(spec: TinySpec, tokens: Sequence[int], weights: Weights | None = None) -> FloatArray:
-    """[len(tokens), n_vocab] float64 logits of one pass over `tokens` without any cache."""
+def tiny_logits(
+    spec: TinySpec, tokens: Sequence[int], weights: Weights | None = None, features: FloatArray | None = None
+) -> FloatArray:
+    """[len(tokens), n_vocab] float64 logits of one pass over `tokens` without any cache.
+
+    features: [len(tokens), n_embd] to add to the embeddings.
+    """
     weights = tiny_weights(spec) if weights is None else weights
     hidden: FloatArray = weights["embed"][list(tokens)].astype(np.float64)
+    if features is not None:
+        hidden = hidden + features
     for layer in range(spec.n_layers):
         qkv = _rms(hidden, weights[f"{layer}.norm1"], spec.rms_eps) @ weights[f"{layer}.qkv"]
         hidden = hidden + _attend(spec, qkv) @ weights[f"{layer}.out"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from edgespec_export import ExportOptions, export_model
+from export.tiny_models import tiny_config, write_hf
 
 from edgespec.backends import load_model
 from edgespec.testing import TableModel
@@ -34,25 +36,35 @@ def table_case(name: str, **options: object) -> Case:
     return Case(name, model, lambda tokens: np.stack([judge.row(tokens[: i + 1]) for i in range(len(tokens))]), 0.0)
 
 
-def float_case(name: str, folder: Path, spec: TinySpec, atol: float = 1e-4) -> Case:
+def float_case(name: str, folder: Path, spec: TinySpec, atol: float = 1e-4, **options: bool) -> Case:
     weights = tiny_weights(spec)
-    return Case(name, load_model(folder, threads=1), lambda tokens: tiny_logits(spec, tokens, weights), atol)
+    model = load_model(folder, threads=1, **options)
+    return Case(name, model, lambda tokens: tiny_logits(spec, tokens, weights), atol)
 
 
-def int4_case(name: str, folder: Path) -> Case:
-    """The truth is one pass in a fresh session: kernels of different row counts may round differently.
+def one_pass_case(name: str, folder: Path, atol: float = 0.05, **options: bool) -> Case:
+    """The truth is one pass of the plain graph in a fresh session: a graph that no independent numbers exist for.
 
-    An activation that rounds to the next of its 8-bit steps moves logits by some 1e-2.
+    Kernels of different row counts may round differently: an activation that rounds to the next of its 8-bit steps
+    moves logits of an int4 model by some 1e-2.
     """
-    model = load_model(folder, threads=1)
+    model = load_model(folder, threads=1, **options)
+    plain = load_model(folder, threads=1)
 
     def one_pass(tokens: Sequence[int]) -> FloatArray:
-        session = model.open_session()
+        session = plain.open_session()
         logits = session.forward(tokens).logits.copy()
         session.close()
         return logits
 
-    return Case(name, model, one_pass, 0.05)
+    return Case(name, model, one_pass, atol)
+
+
+def exported(path: Path, family: str = "llama-biased") -> Path:
+    """A bundle as the exporter writes it: four layers, by default with biases, taps, a tree graph, an exit."""
+    config = tiny_config(family, n_layers=4, n_ctx=SPEC.n_ctx)
+    options = ExportOptions(bits=32, taps=("layer.0", "layer.2", "final"), tree=True, exit_layer=2)
+    return export_model(write_hf(path / "source", config), path / "bundle", options)
 
 
 BUILDERS: dict[str, Callable[[Path], Case]] = {
@@ -60,7 +72,14 @@ BUILDERS: dict[str, Callable[[Path], Case]] = {
     "table-window": lambda _: table_case("table-window", window=8),
     "bundle": lambda path: float_case("bundle", write_bundle(path), SPEC),
     "bundle-window": lambda path: float_case("bundle-window", write_bundle(path, WINDOWED), WINDOWED),
-    "bundle-int4": lambda path: int4_case("bundle-int4", write_bundle(path, bits=4)),
+    "bundle-int4": lambda path: one_pass_case("bundle-int4", write_bundle(path, bits=4)),
+    "tree": lambda path: float_case("tree", write_bundle(path, tree=True), SPEC, tree=True),
+    "tree-int4": lambda path: one_pass_case("tree-int4", write_bundle(path, bits=4, tree=True), tree=True),
+    "split": lambda path: float_case("split", write_bundle(path, exit_layer=1), SPEC, split=True),
+    "split-int4": lambda path: one_pass_case("split-int4", write_bundle(path, bits=4, exit_layer=1), split=True),
+    "exported": lambda path: one_pass_case("exported", exported(path), 1e-4),
+    "exported-tree": lambda path: one_pass_case("exported-tree", exported(path), 1e-4, tree=True),
+    "exported-split": lambda path: one_pass_case("exported-split", exported(path), 1e-4, split=True),
     "genai": lambda path: float_case("genai", write_genai(path), SPEC),
     "genai-half": lambda path: float_case("genai-half", write_genai(path, is_half=True), SPEC, 0.2),
     "genai-last-row": lambda path: float_case("genai-last-row", write_genai(path, last_row_only=True), SPEC),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends import backend_kind, load_model, register_backend
-from edgespec.backends.onnx import session as session_module
+from edgespec.backends.onnx import cached
 from edgespec.backends.onnx.devices import short_message
 from edgespec.backends.onnx.model import OnnxModel
 from edgespec.backends.onnx.probe import open_session
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_buffers_grow_and_keep_the_cache(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "MIN_CAPACITY", 8)
+    monkeypatch.setattr(cached, "MIN_CAPACITY", 8)
     session = load(bundle).open_session()
     assert isinstance(session, SharedCacheSession)
     logits, capacities = [], []
@@ -61,14 +61,58 @@ def test_a_step_copies_no_cache_and_binds_nothing_anew(bundle: Path) -> None:
     session = load(bundle).open_session()
     session.forward(TOKENS[:4])
     session.forward(TOKENS[4:5])
-    addresses = [array.ctypes.data for array in session._cache]
-    bindings = {key: id(binding.io) for key, binding in session._bindings.items()}
+    addresses = [array.ctypes.data for array in session._graph.cache]
+    bindings = {key: id(binding.io) for key, binding in session._graph.bindings.items()}
     for step in range(20):
         session.keep(5 + step % 3)
         session.forward(TOKENS[10:11] if step % 2 else TOKENS[10:14])
-    assert [array.ctypes.data for array in session._cache] == addresses
-    assert {key: id(binding.io) for key, binding in session._bindings.items()} == bindings
-    assert all(array.ctypes.data % 64 == 0 for array in session._cache)
+    assert [array.ctypes.data for array in session._graph.cache] == addresses
+    assert {key: id(binding.io) for key, binding in session._graph.bindings.items()} == bindings
+    assert all(array.ctypes.data % 64 == 0 for array in session._graph.cache)
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_chains_on_a_tree_graph_are_the_plain_graph_bit_for_bit(tmp_path: Path, bits: int) -> None:
+    folder = write_bundle(tmp_path, bits=bits, tree=True)
+    plain, tree = load(folder).open_session(), load(folder, tree=True).open_session()
+    for width in range(1, 10):
+        piece = TOKENS[width : 2 * width]
+        np.testing.assert_array_equal(tree.forward(piece).logits, plain.forward(piece).logits)
+        tree.forward(TOKENS[:4], parents=[-1, 0, 0, 1])
+        tree.keep(plain.n_past)
+
+
+def test_a_tree_step_binds_nothing_anew_and_moves_only_what_must(tmp_path: Path) -> None:
+    session = load(write_bundle(tmp_path, tree=True), tree=True).open_session()
+    call = {"tokens": TOKENS[20:26], "parents": [-1, 0, 1, 1, 0, 4]}
+    session.forward(TOKENS[:10])
+    session.forward(**call)
+    graph = session._graph
+    bindings = {key: id(binding.io) for key, binding in graph.bindings.items()}
+    for path, n_same in (
+        ([0, 1, 2], 16),
+        (
+            [
+                0,
+                1,
+                3,
+            ],
+            12,
+        ),
+        ([0, 4, 5], 11),
+        ([], 16),
+    ):
+        session.keep(10)
+        session.forward(**call)
+        before = [array.copy() for array in graph.cache]
+        session.keep(10 + len(path), path=path)
+        for array, old in zip(graph.cache, before, strict=True):
+            np.testing.assert_array_equal(array[:, :, :n_same], old[:, :, :n_same])
+            rows = [10 + index for index in path]
+            np.testing.assert_array_equal(array[:, :, 10 : 10 + len(path)], old[:, :, rows])
+            np.testing.assert_array_equal(array[:, :, 10 + len(path) :], old[:, :, 10 + len(path) :])
+    assert {key: id(binding.io) for key, binding in graph.bindings.items()} == bindings
+    assert not graph._no_bias.any(), "chains share zeros that no tree may write to"
 
 
 def test_sessions_run_at_the_same_time(bundle: Path) -> None:
@@ -89,7 +133,7 @@ def test_call_shapes_are_forgotten_beyond_a_limit(bundle: Path) -> None:
     for width in range(49, 0, -1):
         session.keep(0)
         session.forward(TOKENS[:width])
-    assert len(session._bindings) == session_module.MAX_BINDINGS
+    assert len(session._graph.bindings) == cached.MAX_BINDINGS
     session.keep(0)
     np.testing.assert_allclose(session.forward(TOKENS[:2]).logits, tiny_logits(SPEC, TOKENS[:2]), atol=1e-4)
 
@@ -131,7 +175,7 @@ def test_info(bundle: Path, tmp_path: Path) -> None:
 def test_a_cache_that_cannot_go_back_says_so(bundle: Path) -> None:
     model = load(bundle)
     capabilities = Capabilities(can_rewind=False)
-    session = open_session(model._runtime, model._signature, model.info, capabilities)
+    session = open_session(model.runtime, model.signature, model.info, capabilities)
     session.forward(TOKENS[:5])
     with pytest.raises(CacheError, match="cannot go back from 5 to 4 tokens"):
         session.keep(4)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from edgespec.backends.onnx.split import SplitSession
 from edgespec.errors import CacheError, ConfigError
 from edgespec.types import FloatArray, Session
 
@@ -79,7 +80,7 @@ def test_rewind_right_after_a_rewind(case: Case, session: Session) -> None:
 def test_wanted_rows(case: Case, session: Session, rows: list[int]) -> None:
     session.forward(TOKENS[:3])
     logits = session.forward(TOKENS[3:8], logits_rows=rows).logits
-    assert logits.shape == (len(rows), 64)
+    assert logits.shape == (len(rows), case.model.info.n_vocab)
     np.testing.assert_allclose(logits, case.truth(TOKENS[:8])[3:][rows], atol=case.atol, rtol=0)
     same(case, session.forward(TOKENS[8:9]).logits, TOKENS[:9], 1)
 
@@ -123,8 +124,9 @@ def test_bad_calls_are_refused_and_change_nothing(case: Case, session: Session) 
     session.forward(TOKENS[:4])
     with pytest.raises(ConfigError, match="at least one token"):
         session.forward([])
-    with pytest.raises(ConfigError, match="token id 64 is outside the vocabulary of 64"):
-        session.forward([1, 64])
+    n_vocab = case.model.info.n_vocab
+    with pytest.raises(ConfigError, match=f"token id {n_vocab} is outside the vocabulary of {n_vocab}"):
+        session.forward([1, n_vocab])
     with pytest.raises(ConfigError, match="token id -1"):
         session.forward([-1])
     with pytest.raises(ConfigError, match="logits_rows"):
@@ -145,20 +147,92 @@ def test_a_closed_session_is_refused(case: Case, session: Session) -> None:
         session.forward([1])
 
 
+def branches(tokens: list[int], parents: list[int]) -> list[list[int]]:
+    """The tokens from the root to each node."""
+    found: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+TREES = [
+    [-1, 0, 0, 2],
+    [-1, -1, -1],  # several roots
+    [-1, 0, 1, 0, 3, 3, -1, 6, 4],
+    [-1, -1, 0, 1, 0, 1, 2, 3],  # level by level
+]
+
+
 def test_trees_run_or_are_refused(case: Case, session: Session) -> None:
     session.forward(TOKENS[:3])
-    call = {"tokens": [10, 11, 12, 13], "parents": [-1, 0, 0, 2]}
+    call = {"tokens": [10, 11, 12, 13], "parents": TREES[0]}
     if not case.model.info.tree:
         with pytest.raises(ConfigError, match="tree"):
             session.forward(**call)
+        same(case, session.forward([10]).logits, [*TOKENS[:3], 10], 1)
         return
-    logits = session.forward(**call).logits
-    np.testing.assert_array_equal(logits[1], case.truth([*TOKENS[:3], 10, 11])[-1])
-    np.testing.assert_array_equal(logits[3], case.truth([*TOKENS[:3], 10, 12, 13])[-1])
+    session.forward(**call)
     with pytest.raises(CacheError, match="path"):
         session.keep(5)
+    with pytest.raises(CacheError, match="tree pass is cached"):
+        session.forward([5])
+    for n_past, path in ((5, [0, 3]), (5, [0, 1, 2]), (6, [0, 1])):
+        with pytest.raises(CacheError, match="path"):
+            session.keep(n_past, path=path)
     session.keep(6, path=[0, 2, 3])
     same(case, session.forward([5]).logits, [*TOKENS[:3], 10, 12, 13, 5], 1)
+    session.keep(2)
+    same(case, session.forward([6]).logits, [*TOKENS[:2], 6], 1)
+
+
+@pytest.mark.parametrize("parents", TREES)
+@pytest.mark.parametrize("n_past", [0, 1, 11])
+def test_each_branch_of_a_tree_is_that_branch_alone(
+    case: Case, session: Session, parents: list[int], n_past: int
+) -> None:
+    if not case.model.info.tree:
+        return
+    prefix, nodes = TOKENS[:n_past], TOKENS[30 : 30 + len(parents)]
+    for leaf in range(-1, len(parents)):
+        session.keep(0)
+        if prefix:
+            session.forward(prefix, logits_rows=())
+        logits = session.forward(nodes, parents=parents).logits
+        for row, branch in zip(logits, branches(nodes, parents), strict=True):
+            np.testing.assert_allclose(row, case.truth([*prefix, *branch])[-1], atol=case.atol, rtol=0)
+        path = path_to(leaf, parents)
+        session.keep(n_past + len(path), path=path)
+        kept = [*prefix, *(nodes[index] for index in path)]
+        same(case, session.forward([1, 2, 3]).logits, [*kept, 1, 2, 3], 3)
+
+
+def test_a_tree_may_begin_with_a_chain_and_want_some_rows(case: Case, session: Session) -> None:
+    """A verify call: tokens that are still pending, then the tree behind the last of them."""
+    if not case.model.info.tree:
+        return
+    session.forward(TOKENS[:5])
+    nodes, parents = TOKENS[5:11], [-1, 0, 1, 1, 2, 3]
+    logits = session.forward(nodes, parents=parents, logits_rows=[1, 3, 5]).logits.copy()
+    for row, node in zip(logits, [1, 3, 5], strict=True):
+        prefix = [*TOKENS[:5], *branches(nodes, parents)[node]]
+        np.testing.assert_allclose(row, case.truth(prefix)[-1], atol=case.atol, rtol=0)
+    session.keep(8, path=[0, 1, 3])
+    same(case, session.forward([9]).logits, [*TOKENS[:7], nodes[3], 9], 1)
+
+
+@pytest.mark.parametrize("parents", [[0], [-1, 1], [-1], [-1, 0, -2], [-1, 0, 1, 2]])
+def test_parents_that_describe_no_tree(case: Case, session: Session, parents: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"parents .* do not describe a tree|cannot run trees"):
+        session.forward([1, 2, 3], parents=parents)
+    same(case, session.forward([4]).logits, [4], 1)
 
 
 def test_taps_have_a_row_for_every_token(case: Case, session: Session) -> None:
@@ -186,7 +260,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), wants_all=st.booleans())
     def forward(self, data: st.DataObject, wants_all: bool) -> None:
         room = self.case.model.info.n_ctx - len(self.tokens)
-        piece = data.draw(st.lists(st.integers(0, 63), min_size=1, max_size=min(12, room)))
+        piece = data.draw(st.lists(st.integers(0, 3) | st.integers(0, 63), min_size=1, max_size=min(12, room)))
         rows = None if wants_all else [len(piece) - 1]
         logits = self.session.forward(piece, logits_rows=rows).logits
         self.tokens += piece
@@ -199,6 +273,27 @@ class Machine(RuleBasedStateMachine):
         n_past = data.draw(st.integers(0, len(self.tokens)))
         self.session.keep(n_past)
         del self.tokens[n_past:]
+
+    @precondition(lambda self: self.case.model.info.tree and len(self.tokens) < self.case.model.info.n_ctx - 8)
+    @rule(data=st.data())
+    def tree(self, data: st.DataObject) -> None:
+        nodes = data.draw(st.lists(st.integers(0, 63), min_size=1, max_size=8))
+        parents = [data.draw(st.integers(-1, index - 1)) for index in range(len(nodes))]
+        logits = self.session.forward(nodes, parents=parents).logits
+        at = data.draw(st.integers(0, len(nodes) - 1))
+        truth = self.case.truth([*self.tokens, *branches(nodes, parents)[at]])[-1]
+        np.testing.assert_allclose(logits[at], truth, atol=self.case.atol, rtol=0)
+        path = path_to(data.draw(st.integers(-1, len(nodes) - 1)), parents)
+        self.tokens += [nodes[index] for index in path]
+        self.session.keep(len(self.tokens), path=path)
+        assert self.session.n_past == len(self.tokens)
+
+    @precondition(lambda self: isinstance(self.session, SplitSession) and len(self.tokens) < 80)
+    @rule(data=st.data())
+    def exit_rows(self, data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, 3))):
+            piece = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+            assert len(self.session.exit_rows(piece)[0]) == len(piece)
 
     @rule()
     def reopen(self) -> None:

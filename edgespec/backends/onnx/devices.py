@@ -85,7 +85,7 @@ def short_message(error: Exception) -> str:
 
 def _check_external_data(path: Path) -> None:
     """onnxruntime refuses data files behind a symbolic link, with a message about escaping the folder."""
-    for name in (f"{path.name}.data", f"{path.name}_data"):
+    for name in dict.fromkeys((f"{path.name}.data", f"{path.name}_data", "model.onnx.data")):
         data = path.parent / name
         if data.is_symlink():
             raise BackendError(

@@ -14,19 +14,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends.onnx.vocabulary import ReducedVocabulary
 from edgespec.bundle import Bundle
 from edgespec.errors import BackendError, ConfigError
 
-__all__ = ["ModelFolder", "read_folder"]
+__all__ = ["GRAPHS", "ModelFolder", "read_folder"]
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 2048  # for a folder that declares none
 
+FUSE = "fuse.onnx"
+
+# What a bundle can be loaded as: the graphs that it takes, and how to get a bundle that has them.
+GRAPHS: dict[str, tuple[tuple[str, ...], str]] = {
+    "model": (("model.onnx",), ""),
+    "tree": (("tree.onnx",), "--tree"),
+    "split": (("lower.onnx", "upper.onnx", "head.onnx"), "--exit-layer"),
+}
+
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The graph of a folder and what its configuration declares; None where it declares nothing."""
+    """The graph of a folder and what its configuration declares; None where it declares nothing.
+
+    graphs: all of them where the model is split in several, of which `graph` is the first.
+    """
 
     kind: str
     graph: Path
@@ -42,6 +55,10 @@ class ModelFolder:
     content: str | None = None  # hash of the files, where the folder holds one
     names: Mapping[str, str] = field(default_factory=dict)  # role -> port name
     notes: tuple[str, ...] = ()
+    graphs: tuple[Path, ...] = ()
+    reduced: ReducedVocabulary | None = None  # what a draft's logits are over
+    draft: Mapping[str, Any] | None = None  # what a bundle says of the draft that it is
+    fuse: Path | None = None  # a draft's graph that fuses features of the target
 
     @property
     def content_key(self) -> str:
@@ -53,9 +70,10 @@ class ModelFolder:
 
     @property
     def files(self) -> list[Path]:
-        """The graph and the data files named after it, or all data files of the folder where none is."""
-        own = sorted(path for path in self.graph.parent.glob(f"{self.graph.name}*") if path.is_file())
-        if len(own) == 1:
+        """The graphs and the data files named after them, or all data files of the folder where none is."""
+        graphs = self.graphs or (self.graph,)
+        own = sorted(path for graph in graphs for path in graph.parent.glob(f"{graph.name}*") if path.is_file())
+        if len(own) == len(graphs):
             folder = self.graph.parent.iterdir()
             own += sorted(path for path in folder if path.suffix in (".data", ".onnx_data", ".bin"))
         return own
@@ -66,13 +84,20 @@ class ModelFolder:
         return sum(path.stat().st_size for path in self.files)
 
 
-def read_folder(path: Path, kind: str) -> ModelFolder:
+def read_folder(path: Path, kind: str, use: str = "model") -> ModelFolder:
     """Read the configuration of a folder of `kind` "bundle", "genai" or "optimum".
 
-    Raises BundleError for a broken bundle, ConfigError or BackendError for what cannot be run.
+    use: which of a bundle's graphs are wanted, a key of GRAPHS. Raises BundleError for a broken bundle, ConfigError for
+    graphs that the folder lacks, ConfigError or BackendError for what cannot be run.
     """
-    readers = {"bundle": _read_bundle, "genai": _read_genai, "optimum": _read_optimum}
-    folder = readers[kind](path)
+    if kind == "bundle":
+        folder = _read_bundle(path, use)
+    elif use != "model":
+        raise ConfigError(
+            f"{path} is no bundle, and only a bundle has graphs for {use}=True: export one with edgespec."
+        )
+    else:
+        folder = _read_genai(path) if kind == "genai" else _read_optimum(path)
     if not folder.graph.is_file():
         raise BackendError(f"{path} names the graph {folder.graph.name}, which is not there.")
     for note in folder.notes:
@@ -80,15 +105,22 @@ def read_folder(path: Path, kind: str) -> ModelFolder:
     return folder
 
 
-def _read_bundle(path: Path) -> ModelFolder:
+def _read_bundle(path: Path, use: str) -> ModelFolder:
     bundle = Bundle.open(path)
     info = bundle.info
     if info.flavour != "cpu":
         raise ConfigError(f"{path} is a bundle of flavour {info.flavour!r}; the ONNX backend runs flavour 'cpu'.")
-    digest = hashlib.sha256("".join(bundle.files[name]["sha256"] for name in sorted(bundle.files)).encode())
+    names, option = GRAPHS[use]
+    missing = [name for name in names if not bundle.has(name)]
+    if use != "model" and missing:
+        raise ConfigError(f"{path} has no {', '.join(missing)}, which {use}=True runs: export it with {option}.")
+    hashes = "".join(bundle.files[name]["sha256"] for name in sorted(bundle.files))
+    content = hashlib.sha256(hashes.encode()).hexdigest()[:32]
+    graphs = tuple(bundle.path(name) for name in names)
     return ModelFolder(
         kind="bundle",
-        graph=bundle.model_path,
+        graph=graphs[0],
+        graphs=graphs,
         name=info.name,
         n_ctx=info.n_ctx,
         eos_ids=info.eos_ids,
@@ -98,7 +130,10 @@ def _read_bundle(path: Path) -> ModelFolder:
         head_dim=info.head_dim,
         tokenizer_hash=info.tokenizer_hash,
         taps=info.taps,
-        content=digest.hexdigest()[:32],
+        content=content if use == "model" else f"{content}-{use}",
+        reduced=ReducedVocabulary.of(bundle),
+        draft=info.draft,
+        fuse=bundle.path(FUSE) if bundle.has(FUSE) else None,
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.backends.onnx.buffers import select_rows, to_float32
 from edgespec.backends.onnx.devices import import_onnxruntime
-from edgespec.backends.onnx.session import Capabilities, OnnxSession, select_rows, to_float32
+from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Signature
-from edgespec.types import ModelInfo, Rows
+from edgespec.types import FloatArray, ModelInfo, Rows
 
 __all__ = ["GrowingCacheSession"]
 
@@ -23,7 +24,9 @@ class GrowingCacheSession(OnnxSession):
     """The cache is the list of OrtValues that the last call returned; `keep` cuts it at the next call."""
 
     def __init__(self, runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> None:
-        super().__init__(runtime, signature, info, capabilities)
+        super().__init__(info, capabilities)
+        self._runtime = runtime
+        self._signature = signature
         self._values: list[Any] = []
         self._length = 0  # tokens that `_values` hold, at least n_past
 
@@ -32,8 +35,18 @@ class GrowingCacheSession(OnnxSession):
         self._values = []
         self._length = 0
 
-    def _run(self, n_past: int, tokens: Sequence[int], rows: list[int], taps: Sequence[str]) -> Rows:
+    def _run(
+        self,
+        n_past: int,
+        tokens: Sequence[int],
+        rows: list[int],
+        taps: tuple[str, ...],
+        features: FloatArray | None,
+        parents: Sequence[int] | None,
+    ) -> Rows:
         signature, total = self._signature, n_past + len(tokens)
+        assert signature.ids is not None
+        assert signature.logits is not None
         io = self._runtime.io_binding()
         io.bind_cpu_input(signature.ids.name, np.array([tokens], signature.ids.dtype))
         if signature.mask is not None:

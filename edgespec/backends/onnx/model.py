@@ -1,10 +1,12 @@
 """One decoder graph loaded by ONNX Runtime: the weights, shared by any number of sessions.
 
-Puts the other modules of the package together: folder, device, signature, capabilities.
+Puts the other modules of the package together: folder, device, signature, capabilities; also for a bundle's tree graph
+and for its graphs in parts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,23 @@ from edgespec.backends.onnx.folders import ModelFolder, read_folder
 from edgespec.backends.onnx.probe import open_session, probe_capabilities
 from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Signature, read_signature
+from edgespec.backends.onnx.split import EXIT, FINAL, SplitModel, SplitSignature
+from edgespec.backends.onnx.stateless import StatelessGraph
 from edgespec.cpu import default_threads
-from edgespec.errors import BackendError, IncompatibleError
-from edgespec.types import ModelInfo
+from edgespec.errors import BackendError, ConfigError, IncompatibleError
+from edgespec.types import IntArray, ModelInfo
 
 __all__ = ["OnnxModel", "load"]
 
+HEAD_KINDS = ("medusa", "exit")  # drafts whose graph has no cache
+
 
 class OnnxModel:
-    """A loaded graph. `threads` is what it runs with, `folder` what it was loaded from."""
+    """A loaded graph. `threads` is what it runs with, `folder` what it was loaded from.
+
+    `info.n_vocab` is the width of its logits: with a reduced vocabulary, `len(vocabulary)` and the extra columns that
+    `set_extra` of a session names.
+    """
 
     def __init__(
         self,
@@ -34,7 +44,8 @@ class OnnxModel:
         threads: int,
     ) -> None:
         self._runtime = runtime
-        self._signature = signature
+        self._fuse: StatelessGraph | None = None
+        self.signature = signature
         self._info = info
         self.capabilities = capabilities
         self.folder = folder
@@ -45,19 +56,45 @@ class OnnxModel:
         return self._info
 
     @property
+    def runtime(self) -> Any:
+        """The InferenceSession; raises BackendError once the model is closed."""
+        if self._runtime is None:
+            raise BackendError(f"{self._info.name}: the model is closed; load it again.")
+        return self._runtime
+
+    @property
     def content_key(self) -> str:
         """Names the weights, the runtime's version, the device and the threads: what decides on kernels."""
         version = import_onnxruntime().__version__
         return f"{self.folder.content_key} onnxruntime={version} device={self._info.device} threads={self.threads}"
 
+    @property
+    def vocabulary(self) -> IntArray | None:
+        """[V] int64 ascending tokens of the first V logits columns of a draft; None: column i is token i."""
+        return None if self.folder.reduced is None else self.folder.reduced.ids
+
+    @property
+    def draft(self) -> Mapping[str, Any] | None:
+        """What the bundle says of the draft that it is; None for a target."""
+        return self.folder.draft
+
+    @property
+    def fuse(self) -> StatelessGraph:
+        """The draft's graph that makes one feature of the target's taps; loaded on first use."""
+        if self.folder.fuse is None:
+            raise ConfigError(f"{self._info.name}: its bundle has no fuse.onnx, so it is no draft over several taps.")
+        if self._fuse is None:
+            self._fuse = StatelessGraph(self.folder.fuse, self.threads, self._info.device)
+        return self._fuse
+
     def open_session(self) -> OnnxSession:
-        if self._runtime is None:
-            raise BackendError(f"{self._info.name}: the model is closed; load it again.")
-        return open_session(self._runtime, self._signature, self._info, self.capabilities)
+        return open_session(self.runtime, self.signature, self._info, self.capabilities, self.folder.reduced)
 
     def close(self) -> None:
         """Drop the weights; they are freed when the last open session is closed too."""
         self._runtime = None
+        if self._fuse is not None:
+            self._fuse.close()
 
 
 def load(
@@ -68,24 +105,66 @@ def load(
     n_ctx: int | None = None,
     threads: int | None = None,
     name: str | None = None,
-) -> OnnxModel:
+    tree: bool = False,
+    split: bool = False,
+) -> OnnxModel | SplitModel:
     """Load the model folder `path`; see `edgespec.backends.load_model`."""
     place = find_device(device)
-    folder = read_folder(path, kind)
+    if tree and split:
+        raise ConfigError(f"{path}: tree and split are both set: trees run on the whole graph, so choose one.")
+    folder = read_folder(path, kind, "tree" if tree else "split" if split else "model")
+    if folder.draft is not None and folder.draft["kind"] in HEAD_KINDS:
+        raise ConfigError(
+            f"{path} is a draft of the kind {folder.draft['kind']}, which has no cache and is no model by itself: "
+            "give it as the draft of its target."
+        )
     name = name or folder.name
     context = check_context(name, n_ctx, folder.n_ctx)
     n_threads = threads or default_threads()
+    if split:
+        return _load_split(folder, place, name, context, n_threads)
     runtime = create_runtime(folder.graph, place, n_threads)
-    kv_shape = (folder.n_kv_heads, folder.head_dim) if folder.n_kv_heads and folder.head_dim else None
+    kv_shape = _kv_shape(folder)
     signature = read_signature(runtime, name, names=folder.names, n_vocab=folder.n_vocab, kv_shape=kv_shape)
-    _check_declared(folder, signature, name)
+    _check_declared(folder, signature, name, signature.n_vocab, signature.n_layers, tuple(signature.taps))
     info = _info(folder, signature, place, name, context)
-    if kind == "bundle":
-        capabilities = Capabilities()
-    else:
+    capabilities = Capabilities()
+    if kind != "bundle":
         capabilities = probe_capabilities(runtime, signature, info)
         info = _info(folder, signature, place, name, context, capabilities)
     return OnnxModel(runtime, signature, info, capabilities, folder, n_threads)
+
+
+def _load_split(folder: ModelFolder, place: Device, name: str, n_ctx: int, threads: int) -> SplitModel:
+    """The halves and the head, each in a runtime of its own."""
+    lower_path, upper_path, head_path = folder.graphs
+    runtimes = create_runtime(lower_path, place, threads), create_runtime(upper_path, place, threads)
+    lower, upper = (
+        read_signature(runtime, f"{name} ({path.name})", kv_shape=_kv_shape(folder), is_part=True)
+        for runtime, path in zip(runtimes, folder.graphs, strict=False)
+    )
+    head = StatelessGraph(head_path, threads, place.name)
+    if lower.ids is None or EXIT not in lower.taps or upper.features is None or FINAL not in upper.taps:
+        raise IncompatibleError(f"{name}: lower.onnx and upper.onnx are not the halves of one model: export it again.")
+    signature = SplitSignature(lower, upper)
+    n_vocab = head.outputs["logits"].shape[-1]
+    _check_declared(folder, lower, name, n_vocab, lower.n_layers + upper.n_layers, signature.taps)
+    info = ModelInfo(
+        name=name,
+        n_vocab=n_vocab or folder.n_vocab or 0,
+        n_ctx=n_ctx,
+        eos_ids=folder.eos_ids,
+        tokenizer_hash=folder.tokenizer_hash,
+        device=place.name,
+        weight_bytes=folder.weight_bytes,
+        kv_bytes_per_token=signature.kv_bytes_per_token,
+        taps=signature.taps,
+    )
+    return SplitModel(runtimes, signature, head, info, folder, threads)
+
+
+def _kv_shape(folder: ModelFolder) -> tuple[int, int] | None:
+    return (folder.n_kv_heads, folder.head_dim) if folder.n_kv_heads and folder.head_dim else None
 
 
 def _info(
@@ -108,25 +187,35 @@ def _info(
         kv_bytes_per_token=signature.kv_bytes_per_token,
         max_rewind=None if capabilities.can_rewind else 0,
         max_rows=capabilities.max_rows,
-        taps=tuple(signature.taps or ()) if folder.kind == "bundle" else (),
+        tree=signature.has_tree and capabilities.is_shared and capabilities.max_rows is None,
+        taps=tuple(signature.taps) if folder.kind == "bundle" else (),
     )
 
 
-def _check_declared(folder: ModelFolder, signature: Signature, name: str) -> None:
-    """The configuration of one model beside the weights of another: raise, listing what differs."""
+def _check_declared(
+    folder: ModelFolder,
+    signature: Signature,
+    name: str,
+    n_vocab: int | None,
+    n_layers: int,
+    taps: tuple[str, ...],
+) -> None:
+    """The configuration of one model beside the weights of another: raise, listing what differs.
+
+    n_vocab, n_layers, taps: of the whole model, where `signature` is of a part.
+    """
     _, heads, _, dim = signature.kv_shape(signature.past[0], 0)
     pairs = {
-        "n_vocab": (folder.n_vocab, signature.n_vocab),
-        "n_layers": (folder.n_layers, signature.n_layers),
+        "n_vocab": (folder.n_vocab, n_vocab),
+        "n_layers": (folder.n_layers, n_layers),
         "n_kv_heads": (folder.n_kv_heads, heads),
         "head_dim": (folder.head_dim, dim),
     }
     differing = [
         f"{key} {declared} against {found}" for key, (declared, found) in pairs.items() if declared not in (None, found)
     ]
-    missing = [tap for tap in folder.taps if tap not in (signature.taps or {})]
-    if missing:
-        differing.append(f"taps {list(folder.taps)} against {sorted(signature.taps or {})}")
+    if any(tap not in taps for tap in folder.taps):
+        differing.append(f"taps {list(folder.taps)} against {sorted(taps)}")
     if differing:
         raise IncompatibleError(
             f"{name}: the configuration and the graph are of different models ({'; '.join(differing)}): "

@@ -14,6 +14,7 @@ from edgespec.backends.onnx.devices import import_onnxruntime, short_message
 from edgespec.backends.onnx.growing import GrowingCacheSession
 from edgespec.backends.onnx.session import Capabilities, OnnxSession, SharedCacheSession
 from edgespec.backends.onnx.signature import Signature
+from edgespec.backends.onnx.vocabulary import ReducedVocabulary
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.types import FloatArray, ModelInfo
 
@@ -25,10 +26,17 @@ PROBE_LENGTH = 4
 SAME_ROW = 0.5
 
 
-def open_session(runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> OnnxSession:
+def open_session(
+    runtime: Any,
+    signature: Signature,
+    info: ModelInfo,
+    capabilities: Capabilities,
+    vocabulary: ReducedVocabulary | None = None,
+) -> OnnxSession:
     """A session of the kind that the graph needs."""
-    kind = SharedCacheSession if capabilities.is_shared else GrowingCacheSession
-    return kind(runtime, signature, info, capabilities)
+    if capabilities.is_shared:
+        return SharedCacheSession(runtime, signature, info, capabilities, vocabulary)
+    return GrowingCacheSession(runtime, signature, info, capabilities)
 
 
 def probe_capabilities(runtime: Any, signature: Signature, info: ModelInfo) -> Capabilities:
@@ -59,6 +67,7 @@ def probe_capabilities(runtime: Any, signature: Signature, info: ModelInfo) -> C
 def _is_shared(runtime: Any, signature: Signature) -> bool:
     """Hands in a cache of PROBE_LENGTH tokens of which none is used: in-place graphs return one of the same length."""
     ort = import_onnxruntime()
+    assert signature.ids is not None
     feeds: dict[str, Any] = {signature.ids.name: np.ones((1, 1), signature.ids.dtype)}
     if signature.mask is not None:
         feeds[signature.mask.name] = np.ones((1, 1), signature.mask.dtype)
@@ -77,6 +86,7 @@ def _is_shared(runtime: Any, signature: Signature) -> bool:
 
 
 def _returns_last_row(signature: Signature) -> bool:
+    assert signature.logits is not None
     return signature.rows is None and len(signature.logits.shape) == 3 and signature.logits.shape[1] == 1
 
 

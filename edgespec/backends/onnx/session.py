@@ -1,40 +1,27 @@
-"""A sequence on a graph that updates its KV cache in place: past and present are one buffer.
+"""One sequence on a loaded graph: what a forward or keep call may ask for, and how many tokens are cached.
 
-Owns the buffers and the bindings of one sequence. A binding (the arrays of one call shape, bound once) is made for each
-pair of row count and logits row count and reused, so that a step costs the host a few array writes. Rewinding only
-changes a length. Knows nothing of folders and devices.
+`OnnxSession` holds what all kinds have in common; `SharedCacheSession` runs graphs that update their KV cache in place.
+Knows nothing of folders and devices.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.backends.base import check_finite, check_forward, check_keep, check_path, is_chain
-from edgespec.backends.onnx.devices import import_onnxruntime, short_message
-from edgespec.backends.onnx.signature import Port, Signature
+from edgespec.backends.base import check_finite, check_forward, check_keep, check_parents, check_path, is_chain
+from edgespec.backends.onnx.cached import CachedGraph
+from edgespec.backends.onnx.devices import short_message
+from edgespec.backends.onnx.signature import Signature
+from edgespec.backends.onnx.vocabulary import ReducedVocabulary
 from edgespec.errors import BackendError, CacheError, ConfigError, EdgeSpecError
 from edgespec.types import FloatArray, ModelInfo, Rows
 
-__all__ = ["Capabilities", "OnnxSession", "SharedCacheSession", "select_rows", "to_float32"]
-
-# Tokens of the first KV buffer; it doubles from there. onnxruntime sizes the work of its attention threads from the
-# buffer, not from the tokens in it: 2,048 was 8 % faster a step than 512 at every past. Untouched pages cost no memory.
-MIN_CAPACITY = 2048
-MAX_BINDINGS = 24  # call shapes kept per session; prefill chunks of odd lengths push each other out
-ALIGN_BYTES = 64
-# The head's kernel for one row rounds differently from the one for several, so a call of several tokens never asks it
-# for one row: what a position's logits are may not depend on how many of them are wanted.
-MIN_LOGITS_ROWS = 2
-
-Array = NDArray[Any]
+__all__ = ["Capabilities", "OnnxSession", "SharedCacheSession"]
 
 
 @dataclass(frozen=True)
@@ -56,15 +43,22 @@ class Capabilities:
 
 
 class OnnxSession(ABC):
-    """What shared and growing caches have in common: the checks, the split into runs, the lengths."""
+    """The checks, the split into runs, the lengths.
 
-    def __init__(self, runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> None:
-        self._runtime = runtime
-        self._signature = signature
+    n_features: channels that `forward(features=)` must bring, 0 for graphs of tokens alone. n_ids: token ids go up to
+    it, None for the width of the logits.
+    """
+
+    def __init__(
+        self, info: ModelInfo, capabilities: Capabilities, *, n_features: int = 0, n_ids: int | None = None
+    ) -> None:
         self._info = info
         self._capabilities = capabilities
+        self._n_features = n_features
+        self._n_ids = n_ids
         self._n_past = 0
         self._n_last = 0  # tokens of the last pass, which a path may refer to
+        self._parents: Sequence[int] | None = None  # of a tree pass that `keep` has not yet seen
         self._is_closed = False
 
     @property
@@ -78,63 +72,114 @@ class OnnxSession(ABC):
         parents: Sequence[int] | None = None,
         logits_rows: Sequence[int] | None = None,
         taps: Sequence[str] = (),
+        features: FloatArray | None = None,
     ) -> Rows:
+        """Run `tokens` on top of the cache; see `edgespec.types.Session`.
+
+        features: [n_tokens, d] float32, for a graph that takes a feature beside each token. After a tree pass only
+        `keep` may follow.
+        """
         self._check_open()
-        if not is_chain(parents):
-            raise ConfigError(
-                f"{self._info.name}: this graph has no tree inputs: draft chains, or export it with tree."
-            )
-        rows = check_forward(self._info, self._n_past, tokens, logits_rows, taps)
+        rows = check_forward(self._info, self._n_past, tokens, logits_rows, taps, self._n_ids)
+        if parents is not None:
+            parents = self._tree(tokens, parents)
+        if features is not None or self._n_features:
+            self._check_features(len(tokens), features)
         try:
-            result = self._run_segments(tokens, rows, taps)
+            result = self._run_segments(tokens, rows, tuple(taps), features, parents)
         except EdgeSpecError:
             raise
         except Exception as error:
-            raise BackendError(
-                f"{self._info.name}: onnxruntime failed on {len(tokens)} tokens after {self._n_past}: "
-                f"{short_message(error)}"
-            ) from error
+            raise self._failed(len(tokens), error) from error
         check_finite(self._info.name, result.logits, self._n_past, rows)
         self._n_past += len(tokens)
         self._n_last = len(tokens)
+        self._parents = parents
         return result
 
     def keep(self, n_past: int, path: Sequence[int] | None = None) -> None:
+        """Forget all but the first `n_past` tokens; see `edgespec.types.Session`."""
         self._check_open()
         check_keep(self._info, self._n_past, n_past)
+        base = self._n_past - self._n_last
         if path is not None:
-            check_path(None, self._n_last, path)
-            if n_past != self._n_past - self._n_last + len(path):
+            check_path(self._parents, self._n_last, path)
+            if n_past != base + len(path):
                 raise CacheError(
-                    f"{self._info.name}: keep({n_past}) after a path of {len(path)} tokens on "
-                    f"{self._n_past - self._n_last} cached ones."
+                    f"{self._info.name}: keep({n_past}) after a path of {len(path)} tokens on {base} cached ones."
                 )
+        elif self._parents is not None and n_past > base:
+            raise CacheError(
+                f"{self._info.name}: a tree pass on {base} tokens is cached, so keep({n_past}) needs a path."
+            )
         if n_past not in (0, self._n_past) and not self._capabilities.can_rewind:
             raise CacheError(
                 f"{self._info.name}: its cache cannot go back from {self._n_past} to {n_past} tokens, only to 0."
             )
-        self._n_last = 0
+        if self._parents is not None and path:
+            self._move(base, [base + index for index in path])
+        self._n_last, self._parents = 0, None
         self._n_past = n_past
 
     def close(self) -> None:
         self._is_closed = True
         self._n_past = self._n_last = 0
+        self._parents = None
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise CacheError(f"{self._info.name}: this session is closed; open another one.")
 
-    def _run_segments(self, tokens: Sequence[int], rows: list[int], taps: Sequence[str]) -> Rows:
+    def _failed(self, n_tokens: int, error: Exception) -> BackendError:
+        return BackendError(
+            f"{self._info.name}: onnxruntime failed on {n_tokens} tokens after {self._n_past}: {short_message(error)}"
+        )
+
+    def _tree(self, tokens: Sequence[int], parents: Sequence[int]) -> Sequence[int] | None:
+        """The parents of a call that is no chain; raises ConfigError where the graph cannot run it."""
+        check_parents(self._info, len(tokens), parents)
+        if is_chain(parents):
+            return None
+        if not self._info.tree:
+            raise ConfigError(
+                f"{self._info.name}: this graph has no tree inputs: draft chains, or load a bundle that was exported "
+                "with --tree as a tree."
+            )
+        return list(parents)
+
+    def _check_features(self, n_tokens: int, features: FloatArray | None) -> None:
+        wanted = (n_tokens, self._n_features)
+        if features is None:
+            raise ConfigError(
+                f"{self._info.name}: its graph takes a feature beside each token: give features {wanted}."
+            )
+        if not self._n_features:
+            raise ConfigError(f"{self._info.name}: its graph takes no features, got {features.shape}.")
+        if features.shape != wanted:
+            raise ConfigError(f"{self._info.name}: features are {features.shape}, the call takes {wanted}.")
+
+    def _run_segments(
+        self,
+        tokens: Sequence[int],
+        rows: list[int],
+        taps: tuple[str, ...],
+        features: FloatArray | None,
+        parents: Sequence[int] | None,
+    ) -> Rows:
         """One run, or several where the graph cannot answer the call in one."""
+        if self._parents is not None:
+            raise CacheError(
+                f"{self._info.name}: a tree pass is cached; keep a path of it before the next forward pass."
+            )
         if self._capabilities.max_rows is None:
-            return self._run(self._n_past, tokens, rows, taps)
+            return self._run(self._n_past, tokens, rows, taps, features, parents)
         can_skip = self._capabilities.rows_on_past
         ends = sorted({row + 1 for row in rows} | {len(tokens)}) if can_skip else range(1, len(tokens) + 1)
         logits: dict[int, FloatArray] = {}
         start, run_s = 0, 0.0
         for end in ends:
             wanted = [end - 1 - start] if end - 1 in rows else []
-            part = self._run(self._n_past + start, tokens[start:end], wanted, ())
+            part = self._run(self._n_past + start, tokens[start:end], wanted, (), None, None)
             run_s += part.run_s
             if wanted:
                 logits[end - 1] = part.logits[0].copy()
@@ -143,173 +188,107 @@ class OnnxSession(ABC):
         return Rows(np.stack([logits[row] for row in rows]) if rows else empty, run_s=run_s)
 
     @abstractmethod
-    def _run(self, n_past: int, tokens: Sequence[int], rows: list[int], taps: Sequence[str]) -> Rows:
-        """One run of the graph; changes no length."""
+    def _run(
+        self,
+        n_past: int,
+        tokens: Sequence[int],
+        rows: list[int],
+        taps: tuple[str, ...],
+        features: FloatArray | None,
+        parents: Sequence[int] | None,
+    ) -> Rows:
+        """One run of the graph; changes no length. `features` and `parents` only where the graph takes them."""
 
-
-@dataclass
-class _Binding:
-    """The arrays of one call shape, all bound; None where the graph has no such port."""
-
-    io: Any
-    ids: Array
-    positions: Array | None
-    rows: Array | None
-    logits: Array
-    hidden: dict[str, Array]
-    wanted: list[int] | None = None  # what `rows` was last filled with
+    def _move(self, start: int, rows: Sequence[int]) -> None:
+        """Make the cached tokens `rows` the ones from `start` on; only asked of graphs that run trees."""
+        raise NotImplementedError
 
 
 class SharedCacheSession(OnnxSession):
     """Past and present are the same OrtValue, so no call copies the cache."""
 
-    def __init__(self, runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> None:
-        super().__init__(runtime, signature, info, capabilities)
-        self._capacity = 0
-        self._cache: list[Array] = []
-        self._bindings: OrderedDict[tuple[int, int, tuple[str, ...]], _Binding] = OrderedDict()
-        self._logits = np.empty(0, signature.logits.dtype)
-        self._seqlens = np.zeros(1, np.int32)
-        self._total = np.zeros((), np.int32) if signature.total is None else _zeros(signature.total, ())
-        self._ones = np.ones((1, info.n_ctx), signature.mask.dtype if signature.mask else np.int64)
+    def __init__(
+        self,
+        runtime: Any,
+        signature: Signature,
+        info: ModelInfo,
+        capabilities: Capabilities,
+        vocabulary: ReducedVocabulary | None = None,
+    ) -> None:
+        n_ids = None if vocabulary is None else vocabulary.n_full
+        super().__init__(info, capabilities, n_features=signature.n_features, n_ids=n_ids)
+        self._graph = CachedGraph(runtime, signature, info.n_ctx, last_row_only=capabilities.last_row_only)
+        self._vocabulary = vocabulary
+        self._n_live = (
+            info.n_vocab if vocabulary is None else len(vocabulary.ids)
+        )  # logits columns that stand for a token
 
     @property
     def capacity(self) -> int:
         """Tokens that the present buffers hold before they grow."""
-        return self._capacity
+        return self._graph.capacity
+
+    def set_extra(self, ids: Sequence[int]) -> None:
+        """Tokens that the last logits columns are of from now on, beside the reduced vocabulary; the rest are -inf.
+
+        Raises ConfigError where there is no reduced vocabulary, or for ids that do not fit.
+        """
+        vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise ConfigError(
+                f"{self._info.name}: its logits are over the whole vocabulary, so it takes no extra tokens."
+            )
+        vocabulary.check_extra(self._info.name, ids)
+        self._graph.extra[: len(ids)] = ids
+        self._graph.extra[len(ids) :] = vocabulary.ids[0]
+        self._n_live = len(vocabulary.ids) + len(ids)
 
     def close(self) -> None:
         super().close()
-        self._bindings.clear()
-        self._cache.clear()
-        self._capacity = 0
+        self._graph.close()
 
-    def _run(self, n_past: int, tokens: Sequence[int], rows: list[int], taps: Sequence[str]) -> Rows:
-        n_tokens, total, mask = len(tokens), n_past + len(tokens), self._signature.mask
-        if total > self._capacity:
-            self._grow(total)
-        n_rows = max(len(rows), min(MIN_LOGITS_ROWS, n_tokens)) if rows else 0
-        binding = self._binding(n_tokens, n_rows, tuple(taps))
-        binding.ids[0] = tokens
-        self._seqlens[0] = total - 1
-        self._total[...] = total
-        if binding.rows is not None and binding.wanted != rows:
-            binding.rows[: len(rows)] = rows
-            binding.rows[len(rows) :] = rows[-1:] or 0
-            binding.wanted = rows
-        if binding.positions is not None:
-            binding.positions[0] = np.arange(n_past, total)
-        if mask is not None:
-            binding.io.bind_ortvalue_input(mask.name, _ort_value(self._ones[:, :total]))
-        started_s = time.perf_counter()
-        self._runtime.run_with_iobinding(binding.io)
-        run_s = time.perf_counter() - started_s
-        if binding.rows is not None:
-            logits = binding.logits[: len(rows)]
+    def _run(
+        self,
+        n_past: int,
+        tokens: Sequence[int],
+        rows: list[int],
+        taps: tuple[str, ...],
+        features: FloatArray | None,
+        parents: Sequence[int] | None,
+    ) -> Rows:
+        if parents is not None and n_past == 0:
+            result = self._run_first_tree(tokens, rows, taps, features, parents)
         else:
-            logits = select_rows(binding.logits[0], rows, n_tokens)
-        return Rows(to_float32(logits), {tap: to_float32(array) for tap, array in binding.hidden.items()}, run_s)
+            result = self._graph.run(n_past, len(tokens), rows, taps, tokens=tokens, features=features, parents=parents)
+        if self._n_live < self._info.n_vocab:
+            result.logits[:, self._n_live :] = -np.inf
+        return result
 
-    def _grow(self, total: int) -> None:
-        """Buffers of at least twice the length, with the cached part copied; bindings are made anew."""
-        old = self._cache
-        self._capacity = min(max(MIN_CAPACITY, 2 * self._capacity, total), self._info.n_ctx)
-        shape = self._signature.kv_shape
-        self._cache = [_zeros(port, shape(port, self._capacity)) for port in self._signature.past]
-        for array, before in zip(self._cache, old, strict=False):
-            array[:, :, : before.shape[2]] = before
-        self._values = [_ort_value(array) for array in self._cache]
-        self._bindings.clear()
+    def _run_first_tree(
+        self,
+        tokens: Sequence[int],
+        rows: list[int],
+        taps: tuple[str, ...],
+        features: FloatArray | None,
+        parents: Sequence[int],
+    ) -> Rows:
+        """A tree on an empty cache: its first token alone, then the others on top of it.
 
-    def _binding(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
-        key = (n_tokens, n_rows, taps)
-        binding = self._bindings.get(key)
-        if binding is None:
-            self._logits_buffer(n_tokens, n_rows)
-            binding = self._bindings[key] = self._bind(n_tokens, n_rows, taps)
-            if len(self._bindings) > MAX_BINDINGS:
-                self._bindings.popitem(last=False)
-        else:
-            self._bindings.move_to_end(key)
-        return binding
-
-    def _logits_shape(self, n_tokens: int, n_rows: int) -> tuple[int, ...]:
-        n_vocab = self._info.n_vocab
-        if self._signature.rows is not None:
-            return n_rows, n_vocab
-        return 1, 1 if self._capabilities.last_row_only else n_tokens, n_vocab
-
-    def _logits_buffer(self, n_tokens: int, n_rows: int) -> None:
-        """All bindings share one flat logits buffer; a larger call replaces it and the bindings over it."""
-        size = int(np.prod(self._logits_shape(n_tokens, n_rows)))
-        if size > self._logits.size:
-            self._logits = _aligned((max(size, 2 * self._logits.size),), self._signature.logits.dtype)
-            self._bindings.clear()
-
-    def _bind(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
-        signature = self._signature
-        io = self._runtime.io_binding()
-
-        def bind(port: Port | None, array: Array | None) -> Array | None:
-            if port is None or array is None:
-                return None
-            io.bind_ortvalue_input(port.name, _ort_value(array))
-            return array
-
-        shape = self._logits_shape(n_tokens, n_rows)
-        logits = self._logits[: int(np.prod(shape))].reshape(shape)
-        io.bind_ortvalue_output(signature.logits.name, _ort_value(logits))
-        ids = bind(signature.ids, _zeros(signature.ids, (1, n_tokens)))
-        assert ids is not None
-        bind(signature.seqlens, self._seqlens)
-        bind(signature.total, self._total)
-        for past, present, value in zip(signature.past, signature.present, self._values, strict=True):
-            io.bind_ortvalue_input(past.name, value)
-            io.bind_ortvalue_output(present.name, value)
-        hidden = {}
-        for tap in taps:
-            port = (signature.taps or {})[tap]
-            hidden[tap] = _zeros(port, (n_tokens, port.shape[-1] or 0))
-            io.bind_ortvalue_output(port.name, _ort_value(hidden[tap]))
-        positions, rows = signature.positions, signature.rows
-        return _Binding(
-            io=io,
-            ids=ids,
-            positions=bind(positions, None if positions is None else _zeros(positions, (1, n_tokens))),
-            rows=bind(rows, None if rows is None else _zeros(rows, (n_rows,))),
-            logits=logits,
-            hidden=hidden,
+        The attention operator numbers the rows of a first call in their order, whatever the positions say.
+        """
+        own, rest = (None, None) if features is None else (features[:1], features[1:])
+        first = self._graph.run(0, 1, [0], taps, tokens=tokens[:1], features=own)
+        logits = {0: first.logits[0].copy()}
+        hidden = {tap: array.copy() for tap, array in first.hidden.items()}
+        others = sorted({row - 1 for row in rows if row})
+        n_others = len(tokens) - 1
+        result = self._graph.run(1, n_others, others, taps, tokens=tokens[1:], features=rest, parents=parents, n_done=1)
+        logits.update((row + 1, result.logits[i]) for i, row in enumerate(others))
+        return Rows(
+            np.stack([logits[row] for row in rows]) if rows else result.logits,
+            {tap: np.concatenate([array, result.hidden[tap]]) for tap, array in hidden.items()},
+            first.run_s + result.run_s,
         )
 
-
-def _zeros(port: Port, shape: tuple[int, ...]) -> Array:
-    return _aligned(shape, port.dtype)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Zeros that begin at a cache line, as the runtime's own buffers do; untouched pages cost no memory."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(size + ALIGN_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGN_BYTES
-    return raw[start : start + size].view(dtype).reshape(shape)
-
-
-def _ort_value(array: Array) -> Any:
-    """An OrtValue over the memory of `array`, which it keeps alive; writing to the array writes to it."""
-    return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
-
-
-def select_rows(logits: Array, rows: list[int], n_tokens: int) -> Array:
-    """The wanted rows of [n, n_vocab] logits: a view where they are a run, a copy otherwise."""
-    if not rows:
-        return logits[:0]
-    if logits.shape[0] == 1 and n_tokens > 1:
-        assert rows == [n_tokens - 1]
-        return logits
-    if rows == list(range(rows[0], rows[0] + len(rows))):
-        return logits[rows[0] : rows[-1] + 1]
-    return logits[rows]
-
-
-def to_float32(array: Array) -> FloatArray:
-    return array if array.dtype == np.float32 else array.astype(np.float32)
+    def _move(self, start: int, rows: Sequence[int]) -> None:
+        self._graph.move(start, rows)

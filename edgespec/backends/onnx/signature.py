@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from edgespec.errors import BackendError
 
-__all__ = ["Port", "Signature", "read_signature"]
+__all__ = ["Port", "Signature", "read_ports", "read_signature"]
 
 DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -29,6 +29,9 @@ ROLES = {
     "seqlens": ("seqlens_k",),
     "total": ("total_sequence_length", "total_seq_len"),
     "rows": ("logits_rows",),
+    "features": ("features",),
+    "extra": ("extra_ids",),
+    "bias": ("attention_bias",),
 }
 CACHE_NAME = re.compile(r"(?:^|\D)(\d+)\D*(key|value|k|v)\b|(?:^|_)(key|value)\D*(\d+)$")
 TAP_PREFIX = "hidden."
@@ -45,10 +48,13 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """The ports of a decoder by role. `past` and `present` are paired: key and value of layer 0, of layer 1, ..."""
+    """The ports of a decoder by role. `past` and `present` are paired: key and value of layer 0, of layer 1, ...
 
-    ids: Port
-    logits: Port
+    A part of a decoder may lack `ids` (it takes `features`) and `logits` (it gives `taps`).
+    """
+
+    ids: Port | None
+    logits: Port | None
     past: tuple[Port, ...]
     present: tuple[Port, ...]
     mask: Port | None = None
@@ -56,7 +62,20 @@ class Signature:
     seqlens: Port | None = None
     total: Port | None = None
     rows: Port | None = None
-    taps: Mapping[str, Port] | None = None
+    features: Port | None = None
+    extra: Port | None = None
+    bias: Port | None = None
+    taps: Mapping[str, Port] = field(default_factory=dict)
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether a call may say where each row stands and what it sees."""
+        return self.bias is not None and self.positions is not None and self.seqlens is not None
+
+    @property
+    def n_features(self) -> int:
+        """Channels of the `features` input; 0 where there is none."""
+        return 0 if self.features is None else self.features.shape[-1] or 0
 
     @property
     def n_layers(self) -> int:
@@ -66,12 +85,12 @@ class Signature:
     def kv_dtype(self) -> np.dtype[Any]:
         return self.past[0].dtype
 
-    def kv_shape(self, port: Port, length: int) -> tuple[int, int, int, int]:
-        """[1, n_kv_heads, length, head_dim] of a cache port."""
+    def kv_shape(self, port: Port, length: int, batch: int = 1) -> tuple[int, int, int, int]:
+        """[batch, n_kv_heads, length, head_dim] of a cache port."""
         heads, dim = port.shape[1], port.shape[3]
         assert heads is not None
         assert dim is not None
-        return 1, heads, length, dim
+        return batch, heads, length, dim
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -79,7 +98,8 @@ class Signature:
 
     @property
     def n_vocab(self) -> int:
-        n_vocab = self.logits.shape[-1]
+        """Width of a logits row."""
+        n_vocab = self.logits.shape[-1] if self.logits is not None else None
         assert n_vocab is not None
         return n_vocab
 
@@ -91,15 +111,16 @@ def read_signature(
     names: Mapping[str, str] | None = None,
     n_vocab: int | None = None,
     kv_shape: tuple[int, int] | None = None,
+    is_part: bool = False,
 ) -> Signature:
     """The signature of an InferenceSession.
 
     what: the model in error messages. names: role -> name where a configuration declares it. n_vocab, kv_shape
-    (n_kv_heads, head_dim): used where the graph leaves the dimension open.
+    (n_kv_heads, head_dim): used where the graph leaves the dimension open. is_part: some of a decoder's layers, which
+    may take features and give taps alone.
     Raises BackendError naming the inputs that have no known role, or what a decoder lacks.
     """
-    inputs = {port.name: _port(port, what) for port in runtime.get_inputs()}
-    outputs = {port.name: _port(port, what) for port in runtime.get_outputs()}
+    inputs, outputs = read_ports(runtime, what)
     roles: dict[str, Port] = {}
     for role, known in ROLES.items():
         for name in (*((names or {}).get(role, ()),), *known):
@@ -110,18 +131,26 @@ def read_signature(
     present = _cache_ports({name: port for name, port in outputs.items() if not name.startswith(TAP_PREFIX)})
     left = [name for name in inputs if name not in {port.name for port in past.values()}]
     logits = outputs.get((names or {}).get("logits", "logits"))
-    _check_complete(what, roles, past, present, logits, left)
-    assert logits is not None
+    _check_cache(what, past, present, left)
+    if not is_part:
+        _check_decoder(what, roles, logits)
     taps = {name[len(TAP_PREFIX) :]: port for name, port in outputs.items() if name.startswith(TAP_PREFIX)}
     order = sorted(past)
     return Signature(
-        ids=roles.pop("ids"),
-        logits=_with_last(logits, n_vocab, what),
+        ids=roles.pop("ids", None),
+        logits=None if logits is None else _with_last(logits, n_vocab, what),
         past=tuple(_with_heads(past[key], kv_shape, what) for key in order),
         present=tuple(present[key] for key in order),
         taps=taps,
         **roles,
     )
+
+
+def read_ports(runtime: Any, what: str) -> tuple[dict[str, Port], dict[str, Port]]:
+    """Inputs and outputs of an InferenceSession by name; raises BackendError for types that edgespec lacks."""
+    inputs = {port.name: _port(port, what) for port in runtime.get_inputs()}
+    outputs = {port.name: _port(port, what) for port in runtime.get_outputs()}
+    return inputs, outputs
 
 
 def _port(port: Any, what: str) -> Port:
@@ -143,18 +172,19 @@ def _cache_ports(ports: Mapping[str, Port]) -> dict[tuple[int, int], Port]:
     return found
 
 
-def _check_complete(
-    what: str,
-    roles: Mapping[str, Port],
-    past: Mapping[tuple[int, int], Port],
-    present: Mapping[tuple[int, int], Port],
-    logits: Port | None,
-    left: list[str],
-) -> None:
+def _check_decoder(what: str, roles: Mapping[str, Port], logits: Port | None) -> None:
     if "ids" not in roles:
         raise BackendError(f"{what}: the graph has no input_ids, so it is not a decoder that takes tokens.")
     if logits is None:
         raise BackendError(f"{what}: the graph has no logits output.")
+
+
+def _check_cache(
+    what: str,
+    past: Mapping[tuple[int, int], Port],
+    present: Mapping[tuple[int, int], Port],
+    left: list[str],
+) -> None:
     if not past or set(past) != set(present):
         raise BackendError(
             f"{what}: the graph takes {len(past)} cache tensors and returns {len(present)}; a decoder with a cache "

@@ -1,0 +1,49 @@
+"""Memory that numpy and onnxruntime share, and how rows of results are picked from it.
+
+Knows arrays, not graphs: an array made here is bound to a graph without being copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.backends.onnx.devices import import_onnxruntime
+from edgespec.types import FloatArray
+
+__all__ = ["Array", "aligned_zeros", "ort_value", "select_rows", "to_float32"]
+
+ALIGN_BYTES = 64
+
+Array = NDArray[Any]
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Zeros that begin at a cache line, as the runtime's own buffers do; untouched pages cost no memory."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + ALIGN_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGN_BYTES
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def ort_value(array: Array) -> Any:
+    """An OrtValue over the memory of `array`, which it keeps alive; writing to the array writes to it."""
+    return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
+
+
+def select_rows(logits: Array, rows: list[int], n_tokens: int) -> Array:
+    """The wanted rows of [n, n_vocab] logits: a view where they are a run, a copy otherwise."""
+    if not rows:
+        return logits[:0]
+    if logits.shape[0] == 1 and n_tokens > 1:
+        assert rows == [n_tokens - 1]
+        return logits
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return logits[rows[0] : rows[-1] + 1]
+    return logits[rows]
+
+
+def to_float32(array: Array) -> FloatArray:
+    return array if array.dtype == np.float32 else array.astype(np.float32)

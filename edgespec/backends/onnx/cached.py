@@ -1,0 +1,269 @@
+"""One graph that updates its KV cache in place, with the buffers and bindings of one sequence or of a few aligned ones.
+
+A binding (the arrays of one call shape, bound once) is made for each number of rows and of logits rows and reused, so
+that a step costs the host a few array writes. Lengths are the caller's: a run says how many cached tokens it is on, and
+rewinding costs nothing. Knows nothing of folders and of what a caller may ask for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, select_rows, to_float32
+from edgespec.backends.onnx.signature import Port, Signature
+from edgespec.types import FloatArray, Rows
+
+__all__ = ["MAX_BINDINGS", "MIN_CAPACITY", "MIN_LOGITS_ROWS", "CachedGraph"]
+
+# Tokens of the first KV buffer; it doubles from there. onnxruntime sizes the work of its attention threads from the
+# buffer, not from the tokens in it: 2,048 was 8 % faster a step than 512 at every past. Untouched pages cost no memory.
+MIN_CAPACITY = 2048
+MAX_BINDINGS = 24  # call shapes kept per session; prefill chunks of odd lengths push each other out
+# The head's kernel for one row rounds differently from the one for several, so a call of several tokens never asks it
+# for one row: what a position's logits are may not depend on how many of them are wanted.
+MIN_LOGITS_ROWS = 2
+
+
+@dataclass
+class _Binding:
+    """The arrays of one call shape, all bound; None where the graph has no such port."""
+
+    io: Any
+    ids: Array | None
+    features: Array | None
+    positions: Array | None
+    rows: Array | None
+    logits: Array | None
+    hidden: dict[str, Array]
+    wanted: list[int] | None = None  # what `rows` was last filled with
+
+
+class CachedGraph:
+    """`batch` sequences of equal length on a decoder graph or on a part of one (which may lack ids or logits).
+
+    n_ctx: most tokens of a sequence. last_row_only: the graph returns logits of a call's last token alone.
+    """
+
+    def __init__(
+        self, runtime: Any, signature: Signature, n_ctx: int, *, batch: int = 1, last_row_only: bool = False
+    ) -> None:
+        self._runtime = runtime
+        self._signature = signature
+        self._n_ctx = n_ctx
+        self._batch = batch
+        self._last_row_only = last_row_only
+        self._values: list[Any] = []
+        self.capacity = 0  # tokens that the present buffers hold before they grow
+        self.cache: list[Array] = []  # [batch, n_kv_heads, capacity, head_dim] of each key and value
+        self.bindings: OrderedDict[tuple[int, int, tuple[str, ...]], _Binding] = OrderedDict()
+        self._logits = np.empty(0, np.float32 if signature.logits is None else signature.logits.dtype)
+        self._seqlens = np.zeros(batch, np.int32)
+        self._total = np.zeros((), np.int32) if signature.total is None else _zeros(signature.total, ())
+        self._ones = np.ones(
+            (batch, n_ctx if signature.mask else 0), signature.mask.dtype if signature.mask else np.int64
+        )
+        self._no_bias = self._bias = np.empty(0, np.float32)
+        width = 0 if signature.extra is None else signature.extra.shape[0] or 0
+        self.extra = np.zeros(width, np.int64 if signature.extra is None else signature.extra.dtype)
+
+    def close(self) -> None:
+        """Free the buffers."""
+        self.bindings.clear()
+        self.cache.clear()
+        self._values.clear()
+        self.capacity = 0
+
+    def run(
+        self,
+        n_past: int,
+        n_tokens: int,
+        rows: list[int],
+        taps: tuple[str, ...] = (),
+        *,
+        tokens: Sequence[int] | Array | None = None,
+        features: FloatArray | None = None,
+        parents: Sequence[int] | None = None,
+        n_done: int = 0,
+    ) -> Rows:
+        """Run `n_tokens` of each sequence on top of `n_past` cached ones.
+
+        tokens: [n_tokens] or [batch, n_tokens]. features: [n_tokens, d], where the graph takes them. rows: indices into
+        the flattened [batch * n_tokens] tokens whose logits are wanted. parents: of a tree, None for a chain.
+        n_done: how many of the tree's tokens are the last of the cached ones; `tokens` are the others.
+        """
+        total, signature = n_past + n_tokens, self._signature
+        if total > self.capacity:
+            self._grow(total)
+        n_all = n_tokens * self._batch
+        n_rows = max(len(rows), min(MIN_LOGITS_ROWS, n_all)) if rows else 0
+        binding = self._binding(n_tokens, n_rows, taps)
+        if binding.ids is not None:
+            binding.ids[...] = tokens
+        if binding.features is not None:
+            binding.features[...] = features
+        self._seqlens.fill(total - 1)
+        self._total.fill(total)
+        if binding.rows is not None and binding.wanted != rows:
+            binding.rows[: len(rows)] = rows
+            binding.rows[len(rows) :] = rows[-1:] or 0
+            binding.wanted = rows
+        if binding.positions is not None:
+            if parents is None:
+                binding.positions[...] = np.arange(n_past, total)
+            else:
+                binding.positions[...] = n_past - n_done + _depths(parents)[n_done:]
+        if signature.mask is not None:
+            binding.io.bind_ortvalue_input(signature.mask.name, ort_value(self._ones[:, :total]))
+        if signature.bias is not None:
+            self._bind_bias(binding.io, signature.bias, n_past, n_tokens, parents, n_done)
+        started_s = time.perf_counter()
+        self._runtime.run_with_iobinding(binding.io)
+        run_s = time.perf_counter() - started_s
+        hidden = {tap: to_float32(array) for tap, array in binding.hidden.items()}
+        return Rows(self._wanted(binding, rows, n_all), hidden, run_s)
+
+    def move(self, start: int, rows: Sequence[int]) -> None:
+        """Make the cached tokens `rows` (ascending, none before its new place) the ones from `start` on.
+
+        Each run of neighbours is one copy; rows that stay where they are cost nothing.
+        """
+        begin = 0
+        for end in range(1, len(rows) + 1):
+            if end < len(rows) and rows[end] == rows[end - 1] + 1:
+                continue
+            first, place = rows[begin], start + begin
+            if first != place:
+                for array in self.cache:
+                    array[:, :, place : place + end - begin] = array[:, :, first : first + end - begin]
+            begin = end
+
+    def _wanted(self, binding: _Binding, rows: list[int], n_all: int) -> FloatArray:
+        if binding.logits is None:
+            return np.empty((0, 0), np.float32)
+        if binding.rows is not None:
+            return to_float32(binding.logits[: len(rows)])
+        return to_float32(select_rows(binding.logits[0], rows, n_all))
+
+    def _bind_bias(
+        self, io: Any, port: Port, n_past: int, n_tokens: int, parents: Sequence[int] | None, n_done: int
+    ) -> None:
+        """Where each row may look, [1, 1, n_tokens, n_past + n_tokens].
+
+        The operator is causal by itself, so chains share zeros that are never written. A graph wants the exact width,
+        hence a new view at each call.
+        """
+        shape = 1, 1, n_tokens, n_past + n_tokens
+        size = n_tokens * (n_past + n_tokens)
+        if parents is None:
+            if size > self._no_bias.size:
+                self._no_bias = aligned_zeros((max(size, 2 * self._no_bias.size),), port.dtype)
+            io.bind_ortvalue_input(port.name, ort_value(self._no_bias[:size].reshape(shape)))
+            return
+        if size > self._bias.size:
+            self._bias = aligned_zeros((max(size, 2 * self._bias.size),), port.dtype)
+        bias = self._bias[:size].reshape(shape)
+        bias[..., : n_past - n_done] = 0
+        bias[..., n_past - n_done :] = np.where(_sees(parents)[n_done:], 0, np.finfo(port.dtype).min)
+        io.bind_ortvalue_input(port.name, ort_value(bias))
+
+    def _grow(self, total: int) -> None:
+        """Buffers of at least twice the length, with the cached part copied; bindings are made anew."""
+        old = self.cache
+        self.capacity = min(max(MIN_CAPACITY, 2 * self.capacity, total), self._n_ctx)
+        shape = self._signature.kv_shape
+        self.cache = [_zeros(port, shape(port, self.capacity, self._batch)) for port in self._signature.past]
+        for array, before in zip(self.cache, old, strict=False):
+            array[:, :, : before.shape[2]] = before
+        self._values = [ort_value(array) for array in self.cache]
+        self.bindings.clear()
+
+    def _binding(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
+        key = (n_tokens, n_rows, taps)
+        binding = self.bindings.get(key)
+        if binding is None:
+            self._logits_buffer(n_tokens, n_rows)
+            binding = self.bindings[key] = self._bind(n_tokens, n_rows, taps)
+            if len(self.bindings) > MAX_BINDINGS:
+                self.bindings.popitem(last=False)
+        else:
+            self.bindings.move_to_end(key)
+        return binding
+
+    def _logits_shape(self, n_tokens: int, n_rows: int) -> tuple[int, ...]:
+        if self._signature.logits is None:
+            return (0,)
+        n_vocab = self._signature.n_vocab
+        if self._signature.rows is not None:
+            return n_rows, n_vocab
+        return self._batch, 1 if self._last_row_only else n_tokens, n_vocab
+
+    def _logits_buffer(self, n_tokens: int, n_rows: int) -> None:
+        """All bindings share one flat logits buffer; a larger call replaces it and the bindings over it."""
+        size = int(np.prod(self._logits_shape(n_tokens, n_rows)))
+        if size > self._logits.size:
+            self._logits = aligned_zeros((max(size, 2 * self._logits.size),), self._logits.dtype)
+            self.bindings.clear()
+
+    def _bind(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
+        signature, batch = self._signature, self._batch
+        io = self._runtime.io_binding()
+
+        def bind(port: Port | None, shape: tuple[int, ...] = (), array: Array | None = None) -> Array | None:
+            if port is None:
+                return None
+            array = _zeros(port, shape) if array is None else array
+            io.bind_ortvalue_input(port.name, ort_value(array))
+            return array
+
+        bind(signature.seqlens, array=self._seqlens)
+        bind(signature.total, array=self._total)
+        bind(signature.extra, array=self.extra)
+        for past, present, value in zip(signature.past, signature.present, self._values, strict=True):
+            io.bind_ortvalue_input(past.name, value)
+            io.bind_ortvalue_output(present.name, value)
+        logits = None
+        if signature.logits is not None:
+            shape = self._logits_shape(n_tokens, n_rows)
+            logits = self._logits[: int(np.prod(shape))].reshape(shape)
+            io.bind_ortvalue_output(signature.logits.name, ort_value(logits))
+        hidden = {}
+        for tap in taps:
+            port = signature.taps[tap]
+            hidden[tap] = _zeros(port, (batch * n_tokens, port.shape[-1] or 0))
+            io.bind_ortvalue_output(port.name, ort_value(hidden[tap]))
+        return _Binding(
+            io=io,
+            ids=bind(signature.ids, (batch, n_tokens)),
+            features=bind(signature.features, (n_tokens, signature.n_features)),
+            positions=bind(signature.positions, (batch, n_tokens)),
+            rows=bind(signature.rows, (n_rows,)),
+            logits=logits,
+            hidden=hidden,
+        )
+
+
+def _zeros(port: Port, shape: tuple[int, ...]) -> Array:
+    return aligned_zeros(shape, port.dtype)
+
+
+def _depths(parents: Sequence[int]) -> Array:
+    """Depth of each token of a tree; 0 is right after the cached prefix."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return np.array(depths, np.int64)
+
+
+def _sees(parents: Sequence[int]) -> Array:
+    """[n, n] bool: row i sees itself and its ancestors."""
+    sees = np.eye(len(parents), dtype=bool)
+    for index, parent in enumerate(parents):
+        if parent >= 0:
+            sees[index] |= sees[parent]
+    return sees
