@@ -1,21 +1,24 @@
 """Plain and speculative decoding of one prompt, side by side: are the tokens the same, and which is faster?
 
-Three runs with one seed: native plain (one row a step, the fastest way without speculation), plain with exact rows
-(what an exact speculative run has to equal), and the speculative run. Speed is always judged against native plain.
+Three runs with one seed: native plain (one row a step, on the graph that is fastest without speculation), plain with
+exact rows on the graph that speculates (what an exact speculative run has to equal), and the speculative run. Speed is
+always judged against native plain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.llm import LLM
 from edgespec.outputs import CompletionOutput
 from edgespec.sampling import SamplingParams
+from edgespec.stats import RunStats
 
-__all__ = ["Comparison", "Difference", "compare", "first_difference"]
+__all__ = ["Comparison", "Difference", "compare", "first_difference", "speculation_lines"]
 
 WARM_UP_TOKENS = 8
 
@@ -56,6 +59,7 @@ class Comparison:
     difference: Difference | None  # of the speculative run from what it has to equal
     native_difference: Difference | None  # of plain with exact rows from native plain
     notes: list[str]
+    graphs: dict[str, str] = field(default_factory=dict)  # run -> graph of the target that it ran on
 
     @property
     def identical(self) -> bool:
@@ -87,6 +91,7 @@ class Comparison:
             "finish_reason": self.speculative.finish_reason,
             "difference": self.difference.to_dict() if self.difference else None,
             "native_difference": self.native_difference.to_dict() if self.native_difference else None,
+            "graphs": self.graphs,
             "text": self.speculative.text,
             "notes": self.notes,
         }
@@ -102,9 +107,22 @@ class Comparison:
         rate = "none drafted" if stats.acceptance_rate is None else f"{stats.acceptance_rate:.0%} of {stats.drafted}"
         host = f"{stats.host_ms_per_round:.2f} ms" if stats.host_ms_per_round is not None else "-"
         lines.append(f"accepted: {rate}; host time a round: {host}; seed {stats.seed}")
+        lines += speculation_lines(stats)
         if self.speedup is not None:
-            lines.append(f"speed-up over native plain: {self.speedup:.2f}x")
+            where = f" (on {self.graphs['plain']})" if len(set(self.graphs.values())) > 1 else ""
+            lines.append(f"speed-up over native plain{where}: {self.speedup:.2f}x")
         return lines + [f"note: {note}" for note in self.notes]
+
+
+def speculation_lines(stats: RunStats) -> list[str]:
+    """Acceptance by position and by source, for people; nothing where nothing was drafted."""
+    lines = []
+    if positions := stats.acceptance_by_position():
+        lines.append(f"accepted by position: {', '.join(f'{share:.0%}' for share in positions)}")
+    if stats.sources:
+        parts = [f"{name} {source.accepted} of {source.drafted}" for name, source in stats.sources.items()]
+        lines.append(f"accepted by source: {', '.join(parts)}")
+    return lines
 
 
 def _describe(difference: Difference, who: str, whom: str) -> str:
@@ -118,49 +136,65 @@ def compare(
     """Run `prompt` plain and under `llm`'s own options, same seed; every run starts with an empty cache."""
     seed = params.seed if params.seed is not None else 0
     params = dataclasses.replace(params, seed=seed, n=1)
-    watched = dataclasses.replace(params, logprobs=max(2, params.logprobs or 0))
-    variants = {"plain": llm.variant(draft="none", exact=False)}
-    if llm.exact is not None:
-        variants["exact_plain"] = llm.variant(draft="none")
-    variants["speculative"] = llm.variant()
     runs: dict[str, CompletionOutput] = {}
-    notes: list[str] = []
-    for name, variant in variants.items():
+    graphs: dict[str, str] = {}
+    for name in ["plain", *(["exact_plain"] if llm.exact is not None else []), "speculative"]:
         if progress:
             progress(f"{name.replace('_', ' ')} run")
-        variant.generate(prompt, dataclasses.replace(params, max_tokens=WARM_UP_TOKENS))
-        variant.forget()
-        runs[name] = variant.generate(prompt, params)[0].outputs[0]
-        variant.forget()
-        notes += [note for note in runs[name].stats.notes if note not in notes]
-    if llm.options.verifier != "coupled" and params.temperature > 0:
-        notes.append(
-            f"the {llm.options.verifier} rule promises the target's distribution, not its tokens: at T > 0 only the "
-            "coupled rule gives identical text"
-        )
-    reference = runs.get("exact_plain", runs["plain"])
+        with _variant(llm, name) as variant:
+            variant.generate(prompt, dataclasses.replace(params, max_tokens=WARM_UP_TOKENS))
+            variant.forget()
+            runs[name] = variant.generate(prompt, params)[0].outputs[0]
+            graphs[name] = variant.loaded.graph
+    reference = "exact_plain" if "exact_plain" in runs else "plain"
     return Comparison(
         plain=runs["plain"],
         exact_plain=runs.get("exact_plain"),
         speculative=runs["speculative"],
-        difference=_explained(variants, prompt, watched, reference, runs["speculative"]),
-        native_difference=_explained(variants, prompt, watched, runs["plain"], reference),
-        notes=notes,
+        difference=_explained(llm, prompt, params, (reference, runs[reference]), runs["speculative"]),
+        native_difference=_explained(llm, prompt, params, ("plain", runs["plain"]), runs[reference]),
+        notes=_notes(llm, runs, params.temperature),
+        graphs=graphs,
     )
 
 
+@contextmanager
+def _variant(llm: LLM, name: str) -> Iterator[LLM]:
+    """The LLM of one run; only one of them has a cache, or a graph of its own, at a time."""
+    if name == "plain":
+        with llm.native_plain() as plain:
+            yield plain
+        return
+    variant = llm.variant(draft="none") if name == "exact_plain" else llm.variant()
+    try:
+        yield variant
+    finally:
+        variant.forget()
+
+
+def _notes(llm: LLM, runs: dict[str, CompletionOutput], temperature: float) -> list[str]:
+    notes = list(dict.fromkeys(note for run in runs.values() for note in run.stats.notes))
+    if llm.options.verifier != "coupled" and temperature > 0:
+        notes.append(
+            f"the {llm.options.verifier} rule promises the target's distribution, not its tokens: at T > 0 only the "
+            "coupled rule gives identical text"
+        )
+    return notes
+
+
 def _explained(
-    variants: dict[str, LLM],
+    llm: LLM,
     prompt: list[int],
-    watched: SamplingParams,
-    reference: CompletionOutput,
+    params: SamplingParams,
+    reference: tuple[str, CompletionOutput],
     other: CompletionOutput,
 ) -> Difference | None:
     """The first difference; its top-2 gap comes from a second run of the reference, as timed runs carry no logprobs."""
-    difference = first_difference(reference, other)
+    name, run = reference
+    difference = first_difference(run, other)
     if difference is None:
         return None
-    name = "exact_plain" if reference.stats.exact else "plain"
-    again = variants[name].generate(prompt, dataclasses.replace(watched, max_tokens=difference.index + 1))
-    variants[name].forget()
-    return first_difference(again[0].outputs[0], other) or difference
+    watched = dataclasses.replace(params, logprobs=max(2, params.logprobs or 0), max_tokens=difference.index + 1)
+    with _variant(llm, name) as variant:
+        again = variant.generate(prompt, watched)[0].outputs[0]
+    return first_difference(again, other) or difference

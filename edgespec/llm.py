@@ -11,6 +11,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -18,28 +19,28 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cpu import allowed_cpus
-from edgespec.draft import DraftSetup, create_drafter
+from edgespec.downloads import Progress
+from edgespec.draft import DraftSetup, TreePlan, create_drafter
 from edgespec.engine.controller import create_controller
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
 from edgespec.engine.stops import TokenStop
-from edgespec.errors import CacheError, ConfigError, IncompatibleError
+from edgespec.errors import CacheError, ConfigError
+from edgespec.loading import NO_DRAFT_MODEL, PLAIN_GRAPH, Loaded, load, refuse_unused, resolve_options
 from edgespec.noise import Noise
-from edgespec.options import EngineOptions
-from edgespec.outputs import CompletionOutput, Delta, Logprob, RequestOutput
+from edgespec.options import BUNDLED_DRAFTS
+from edgespec.outputs import CompletionOutput, Delta, RequestOutput
+from edgespec.request import Run, token_ids
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import RunStats
-from edgespec.types import Committed, Drafter, ExactRows, Model, Session
+from edgespec.types import Drafter, ExactRows, Model, Session
 from edgespec.verify import Verifier, create_verifier
 
 if TYPE_CHECKING:
-    from edgespec.engine.logprobs import TokenLogprobs
     from edgespec.text import TextStream, Tokenizer
 
-__all__ = ["LLM", "resolve_options"]
-
-NO_DRAFT_MODEL = "draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'"
+__all__ = ["LLM"]
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -71,9 +72,12 @@ class _Slot:
 class LLM:
     """A target model with its drafters, ready to generate.
 
-    model, draft_model: a known pair's name, a bundle or model folder, a .gguf file, or a loaded `Model`.
-    draft: comma-separated draft kinds in order of priority (`ngram`, `model`), or `none`; by default `model` where
-    `draft_model` is given, else `ngram`. Other keywords are the fields of `edgespec.options.EngineOptions`.
+    model, draft_model: a known pair's name, a bundle or model folder, a .gguf file, or a loaded `Model`; draft_model
+    also a folder of trained draft weights, or the bundle of one.
+    draft: comma-separated draft kinds in order of priority (`ngram`, `model`, `tinydraft`, `eagle`, `medusa`,
+    `early-exit`), or `none`; by default the kind of `draft_model` where one is given, else `ngram`. Trained kinds come
+    from the zoo unless `draft_model` is of that kind. progress: called with (stage, done, total) while something is
+    converted. Other keywords are the fields of `edgespec.options.EngineOptions`.
     Raises ConfigError for settings that cannot be honoured, before anything is generated.
     """
 
@@ -84,26 +88,26 @@ class LLM:
         draft: str | None = None,
         draft_model: str | Path | Model | None = None,
         tokenizer: Tokenizer | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        self.options = resolve_options(draft, draft_model, options)
+        self.options = resolve_options(draft, draft_model, options, model)
         if not isinstance(model, (str, Path)):
-            _refuse_unused(self.options, ("n_ctx", "device", "threads"), "the model is loaded already")
-        self.target, found = _load(model, self.options.device, self.options.n_ctx, self.options.threads)
-        self.tokenizer = tokenizer or found
-        self.draft_model: Model | None = None
-        if draft_model is not None:
-            self.draft_model, draft_tokenizer = _load(
-                draft_model, self.options.draft_device, self.options.draft_n_ctx, self.options.threads
-            )
-            _check_same_vocabulary(self.target, self.tokenizer, self.draft_model, draft_tokenizer)
+            refuse_unused(self.options, ("n_ctx", "device", "threads"), "the model is loaded already")
+        self._use(load(model, draft_model, self.options, tokenizer, progress))
         self._prepare()
+
+    def _use(self, loaded: Loaded) -> None:
+        self.loaded = loaded
+        self.target, self.tokenizer = loaded.target, loaded.tokenizer
+        self.draft_model: Model | None = loaded.draft_model
 
     def _prepare(self) -> None:
         """Everything that depends on the options and not on loading."""
-        n_ctx, k = self.target.info.n_ctx, self.options.num_speculative_tokens
+        n_ctx, k = self.target.info.n_ctx, self.most_drafted
         if self.options.drafts and k >= n_ctx:
-            raise ConfigError(f"num_speculative_tokens={k}: the context holds {n_ctx} tokens, so use 1 to {n_ctx - 1}")
+            name = "tree_rows" if self.options.tree else "num_speculative_tokens"
+            raise ConfigError(f"{name}={k}: the context holds {n_ctx} tokens, so use 1 to {n_ctx - 1}")
         self.verifier_factory: Callable[[], Verifier] = partial(
             create_verifier, self.options.verifier, lossy=self.options.lossy
         )
@@ -116,6 +120,11 @@ class LLM:
         self._idle: list[_Slot] = []
 
     @property
+    def most_drafted(self) -> int:
+        """Most tokens that a round drafts: the length of a chain, or the nodes of a tree."""
+        return self.options.tree_rows if self.options.tree else self.options.num_speculative_tokens
+
+    @property
     def exact(self) -> ExactRows | None:
         """Row counts that exact mode uses; None in fast mode or where the probe found none."""
         exact, rewind = self.probe.exact if self.probe else None, self.target.info.max_rewind
@@ -126,12 +135,35 @@ class LLM:
     def variant(self, **changes: Any) -> LLM:
         """The same loaded models under other options, for instance `variant(draft="none")` for the plain baseline."""
         other = object.__new__(LLM)
+        if changes.get("draft") == "none":
+            changes = {"tree": False, **changes}
         other.options = dataclasses.replace(self.options, **changes)
-        other.target, other.tokenizer, other.draft_model = self.target, self.tokenizer, self.draft_model
-        if "model" in other.options.drafts and self.draft_model is None:
-            raise ConfigError(NO_DRAFT_MODEL)
+        other._use(self.loaded)
+        for kind in other.options.drafts:
+            if kind == "model" and self.draft_model is None:
+                raise ConfigError(NO_DRAFT_MODEL)
+            if kind in BUNDLED_DRAFTS and kind not in self.loaded.heads:
+                raise ConfigError(f"draft={kind!r} was not loaded: name it in `draft` when the LLM is made")
         other._prepare()
         return other
+
+    @contextmanager
+    def native_plain(self) -> Iterator[LLM]:
+        """Plain decoding one row a step on the graph that is fastest without speculation, for as long as it lasts.
+
+        A target that was loaded for trees or in two halves is slower there; its model.onnx is then loaded beside it.
+        """
+        folder, options = self.loaded.folder, self.options
+        if folder is None or self.loaded.graph == PLAIN_GRAPH:
+            plain = self.variant(draft="none", exact=False)
+            try:
+                yield plain
+            finally:
+                plain.forget()
+            return
+        how = {name: getattr(options, name) for name in ("n_ctx", "threads", "device")}
+        with LLM(folder, draft="none", exact=False, tokenizer=self.tokenizer, **how) as plain:
+            yield plain
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:
         """One RequestOutput a prompt. A prompt is text, or a list of token ids."""
@@ -168,7 +200,7 @@ class LLM:
                 raise ConfigError("this model has no tokenizer: give the prompt as a list of token ids")
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = _token_ids(prompt)
+            ids = token_ids(prompt)
             n_vocab = self.target.info.n_vocab
             bad = next((token for token in ids if not 0 <= token < n_vocab), None)
             if bad is not None:
@@ -216,15 +248,15 @@ class LLM:
         info, started = self.target.info, time.perf_counter()
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         slot = self._take_slot(ids)
-        stats = RunStats(seed, len(ids), slot.session.n_past, self.exact is not None, notes=job.notes)
-        job.notes += self._limits(len(ids))
-        controller = create_controller(
-            self.options.controller, self.options.num_speculative_tokens, self.options.min_speculative_tokens
+        stats = RunStats(
+            seed, len(ids), slot.session.n_past, self.exact is not None, tree=self.options.tree, notes=job.notes
         )
+        job.notes += self._limits(len(ids), params.max_tokens)
+        controller = create_controller(self.options.controller, self.most_drafted, self.options.min_speculative_tokens)
         if not slot.drafters:
             controller.max_k = 0
         events = run_serial(decode(job, slot.session, info, slot.drafters, controller, self.exact))
-        run = _Run(self.tokenizer, job, stop, stats, started, sample)
+        run = Run(self.tokenizer, job, stop, stats, started, sample)
         healthy = False
         try:
             for committed in events:
@@ -238,6 +270,10 @@ class LLM:
             self._give_back(slot, ids + run.token_ids, healthy)
 
     def _stop_rule(self, params: SamplingParams) -> TokenStop | TextStream:
+        from edgespec.text.tokenizer_files import check_text
+
+        for stop in params.stop:
+            check_text(stop, "stop")
         if self.tokenizer is None:
             if params.stop:
                 raise ConfigError("stop strings need a tokenizer, and this model has none: use stop_token_ids")
@@ -256,9 +292,14 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _limits(self, n_prompt: int) -> list[str]:
+    def _limits(self, n_prompt: int, max_tokens: int) -> list[str]:
         """What the user should know about these options on this machine."""
         info, notes = self.target.info, []
+        if max_tokens > (room := info.n_ctx - n_prompt):
+            notes.append(
+                f"max_tokens is {max_tokens:,}, but the context of {info.n_ctx:,} tokens has room for {room:,} after "
+                "this prompt: the text ends there at the latest"
+            )
         allowed = len(allowed_cpus())
         if self.options.threads is not None and self.options.threads > allowed:
             notes.append(f"threads: {self.options.threads} on the {allowed} CPUs of this process slow each other down")
@@ -287,8 +328,34 @@ class LLM:
         return best
 
     def _new_slot(self) -> _Slot:
-        setup = DraftSetup(self.target.info.n_vocab, self.options.prompt_lookup_min, self.draft_model)
-        return _Slot(self.target.open_session(), [create_drafter(kind, setup) for kind in self.options.drafts])
+        options, session = self.options, self.target.open_session()
+        if hasattr(session, "exact"):  # a target in two halves runs the lower one ahead, in exact counts as well
+            session.exact = self.exact
+        setup = DraftSetup(
+            n_vocab=self.target.info.n_vocab,
+            prompt_lookup_min=options.prompt_lookup_min,
+            model=self.draft_model,
+            draft_models=self.loaded.heads,
+            target=self.target,
+            session=session,
+            threads=options.threads,
+            tree=self._tree_plan(),
+            p_min=options.draft_p_min,
+        )
+        drafters: list[Drafter] = []
+        try:
+            for kind in options.drafts:
+                drafters.append(create_drafter(kind, setup))
+        except BaseException:
+            _Slot(session, drafters).close()
+            raise
+        return _Slot(session, drafters)
+
+    def _tree_plan(self) -> TreePlan | None:
+        options = self.options
+        if not options.tree:
+            return None
+        return TreePlan(rows=options.tree_rows, width=options.tree_width, depth=options.num_speculative_tokens)
 
     def _give_back(self, slot: _Slot, tokens: list[int], healthy: bool) -> None:
         if not healthy:
@@ -306,9 +373,7 @@ class LLM:
     def close(self) -> None:
         """Free the caches and the models."""
         self.forget()
-        for model in (self.target, self.draft_model):
-            if model is not None:
-                model.close()
+        self.loaded.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -319,124 +384,5 @@ class LLM:
         self.close()
 
 
-class _Run:
-    """Turns the loop's commits into deltas and, at the end, the output."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | None,
-        job: Job,
-        stop: TokenStop | TextStream,
-        stats: RunStats,
-        started: float,
-        sample: int,
-    ) -> None:
-        self.tokenizer, self.job, self.stop, self.stats = tokenizer, job, stop, stats
-        self.started, self.sample = started, sample
-        self.token_ids: list[int] = []
-        self.logprobs: list[dict[int, Logprob]] = []
-
-    def delta(self, committed: Committed) -> Delta:
-        self.token_ids += committed.tokens
-        self.logprobs += [self._logprob(entry) for entry in committed.record.logprobs or ()]
-        self.stats.add(committed.record)
-        self.stats.exact = self.job.is_exact
-        self.stats.total_s = time.perf_counter() - self.started
-        if self.stats.rounds == 1:
-            self.stats.ttft_s = self.stats.total_s
-        text = "" if isinstance(self.stop, TokenStop) else self.stop.take()
-        output = None
-        if committed.finish_reason:
-            text += "" if isinstance(self.stop, TokenStop) else self.stop.finish()
-            output = self._output(committed)
-        return Delta(text, committed.tokens, committed.record, output)
-
-    def _output(self, committed: Committed) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.sample,
-            text="" if isinstance(self.stop, TokenStop) else self.stop.text,
-            token_ids=self.token_ids,
-            finish_reason=committed.finish_reason,
-            stop_reason=self.stop.stop_reason,
-            logprobs=self.logprobs if committed.record.logprobs is not None else None,
-            stats=self.stats,
-        )
-
-    def _logprob(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        own = (entry.token, entry.logprob, entry.rank)
-        rows = {t: Logprob(p, i + 1, self._string(t)) for i, (t, p) in enumerate(entry.top)}
-        rows[own[0]] = Logprob(own[1], own[2], self._string(own[0]))
-        return rows
-
-    def _string(self, token: int) -> str:
-        return self.tokenizer.token_string(token) if self.tokenizer else str(token)
-
-
-def resolve_options(draft: str | None, draft_model: object, options: Mapping[str, Any]) -> EngineOptions:
-    """The EngineOptions that LLM's arguments mean; raises ConfigError where they contradict each other."""
-    unknown = sorted(set(options) - set(EngineOptions.names()))
-    if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(EngineOptions.names())}")
-    kind = draft if draft is not None else "model" if draft_model is not None else "ngram"
-    resolved = EngineOptions(draft=kind, **options)
-    if draft_model is not None and "model" not in resolved.drafts:
-        raise ConfigError(f"a draft model was given but draft={kind!r} does not use it: use draft='model'")
-    if draft_model is None and "model" in resolved.drafts:
-        raise ConfigError(NO_DRAFT_MODEL)
-    if draft_model is None:
-        _refuse_unused(resolved, ("draft_n_ctx", "draft_device"), "there is no draft model")
-    create_verifier(resolved.verifier, lossy=resolved.lossy)
-    return resolved
-
-
-def _refuse_unused(options: EngineOptions, names: Sequence[str], why: str) -> None:
-    defaults = EngineOptions()
-    for name in names:
-        if getattr(options, name) != getattr(defaults, name):
-            raise ConfigError(f"{name}={getattr(options, name)!r} would have no effect, as {why}")
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    """Plain ints; raises ConfigError for anything that is no whole number, rather than rounding it."""
-    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
-        raise ConfigError(f"a prompt is text or a list of token ids, not {type(prompt).__name__}")
-    for token in prompt:
-        if isinstance(token, bool) or not isinstance(token, Integral):
-            raise ConfigError(f"prompt holds {token!r}, which is no token id: ids are whole numbers")
-    return [int(token) for token in prompt]
-
-
 def _seed(params: SamplingParams) -> int:
     return params.seed if params.seed is not None else secrets.randbits(63)
-
-
-def _load(
-    model: str | Path | Model, device: str, n_ctx: int | None, threads: int | None
-) -> tuple[Model, Tokenizer | None]:
-    """A loaded model and its tokenizer (None for a Model given as an object)."""
-    if not isinstance(model, (str, Path)):
-        return model, None
-    from edgespec.backends import load_model
-    from edgespec.pairs import resolve
-    from edgespec.text import Tokenizer
-
-    folder = resolve(model)
-    return load_model(folder, device=device, n_ctx=n_ctx, threads=threads), Tokenizer.load(folder)
-
-
-def _check_same_vocabulary(
-    target: Model, tokenizer: Tokenizer | None, draft: Model, draft_tokenizer: Tokenizer | None
-) -> None:
-    """Raises IncompatibleError naming the first token that differs; padded vocabularies pass."""
-    if tokenizer is not None and draft_tokenizer is not None:
-        difference = tokenizer.first_difference(draft_tokenizer)
-        if difference:
-            raise IncompatibleError(
-                f"target and draft have different tokenizers: {difference}. Use a draft with the target's tokenizer, "
-                "or draft='ngram' (--draft ngram)"
-            )
-    elif target.info.n_vocab != draft.info.n_vocab:
-        raise IncompatibleError(
-            f"target has {target.info.n_vocab:,} tokens, draft has {draft.info.n_vocab:,}: use a draft with the same "
-            "tokenizer, or draft='ngram' (--draft ngram)"
-        )

@@ -15,6 +15,7 @@ from typing import Any
 from edgespec.config import config_dir, nearest, read_toml
 from edgespec.downloads import HubSource, PathSource, Source, WheelSource
 from edgespec.errors import ConfigError
+from edgespec.options import BUNDLED_DRAFTS
 
 __all__ = ["BUILT_IN_DRAFTS", "DraftVariant", "Manifest", "known_manifests", "read_manifest"]
 
@@ -83,10 +84,22 @@ def read_manifest(path: Path) -> Manifest:
     )
     target.end()
     table.end()
-    choices = (*BUILT_IN_DRAFTS, *drafts)
-    if manifest.default_draft not in choices:
-        raise ConfigError(f"{path}: default_draft is {manifest.default_draft!r}, not one of {', '.join(choices)}")
+    _check_default(manifest)
     return manifest
+
+
+def _check_default(manifest: Manifest) -> None:
+    """`default_draft` is one draft, or a list like "ngram,eagle" of kinds that can stand in one."""
+    listed = ("ngram", *BUNDLED_DRAFTS)
+    choices = (*BUILT_IN_DRAFTS, *BUNDLED_DRAFTS, *manifest.drafts)
+    parts = [part.strip() for part in manifest.default_draft.split(",")]
+    allowed = choices if len(parts) == 1 else listed
+    for part in parts:
+        if part not in allowed:
+            raise ConfigError(
+                f"{manifest.path}: default_draft is {manifest.default_draft!r}, and {part!r} is not one of "
+                f"{', '.join(allowed)}{nearest(part, allowed)}"
+            )
 
 
 def _read_drafts(table: _Table) -> dict[str, DraftVariant]:
@@ -94,7 +107,7 @@ def _read_drafts(table: _Table) -> dict[str, DraftVariant]:
     content = table.take("drafts", dict, {})
     for name in content:
         _must_match(table, f"drafts.{name}", name, NAME, "lower-case letters, digits, '.', '_' and '-'")
-        if name in BUILT_IN_DRAFTS:
+        if name in (*BUILT_IN_DRAFTS, *BUNDLED_DRAFTS, "model"):
             raise ConfigError(f"{table.where}: [drafts.{name}] takes the name of a built-in draft: choose another")
         variant = _Table(content, f"{table.where} [drafts]").table(name)
         drafts[name] = DraftVariant(name, variant.take("description", str), variant.take("export", dict))

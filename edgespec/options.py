@@ -10,11 +10,14 @@ from dataclasses import dataclass, fields
 
 from edgespec.draft.base import DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, IncompatibleError
+from edgespec.verify import VERIFIERS
 
-__all__ = ["EngineOptions"]
+__all__ = ["BUNDLED_DRAFTS", "EngineOptions"]
 
 MOST_THREADS = 256
+BUNDLED_DRAFTS = {"tinydraft": "tinydraft", "eagle": "eagle", "medusa": "medusa", "early-exit": "exit"}
+"""Draft kinds whose weights are made for one target -> what their files call the kind."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,11 @@ class EngineOptions:
     """draft: comma-separated kinds in order of priority, or none. exact: rows that do not depend on their neighbours.
 
     num_speculative_tokens: most tokens drafted a round, >= 1. min_speculative_tokens: a round that could draft fewer
-    drafts none. prompt_lookup_min: shortest n-gram match. n_ctx, draft_n_ctx, threads: None lets the model and the
-    machine decide. verifier: coupled | rejection | block | typical (the last only with lossy="typical").
-    Raises ConfigError with the allowed range.
+    drafts none. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less
+    probability than this. tree: verify several continuations in one pass, of at most tree_rows drafted tokens, with up
+    to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
+    decide. verifier: coupled | rejection | block | typical (the last only with lossy="typical").
+    Raises ConfigError with the allowed range, or naming the two settings that exclude each other.
     """
 
     draft: str = "ngram"
@@ -35,6 +40,10 @@ class EngineOptions:
     lossy: str | None = None
     exact: bool = True
     prompt_lookup_min: int = 2
+    draft_p_min: float = 0.0
+    tree: bool = False
+    tree_rows: int = 8
+    tree_width: int = 3
     n_ctx: int | None = None
     draft_n_ctx: int | None = None
     threads: int | None = None
@@ -42,15 +51,7 @@ class EngineOptions:
     draft_device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for kind in self.drafts:
-            if kind not in DRAFTERS:
-                raise ConfigError(f"draft={kind!r} is not known: use none, {', '.join(DRAFTERS)}")
-        if self.controller not in CONTROLLERS:
-            raise ConfigError(f"controller={self.controller!r} is not known: use {', '.join(CONTROLLERS)}")
-        kinds: dict[str, type] = {"exact": bool, "device": str, "draft_device": str}
-        for name, wanted in kinds.items():
-            if not isinstance(getattr(self, name), wanted):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a {wanted.__name__}")
+        self._check_names()
         self._check_range("num_speculative_tokens", 1, "for plain decoding use draft='none' (--draft none)")
         self._check_range("min_speculative_tokens", 0)
         if self.min_speculative_tokens > self.num_speculative_tokens:
@@ -58,14 +59,56 @@ class EngineOptions:
                 f"min_speculative_tokens={self.min_speculative_tokens} is over num_speculative_tokens="
                 f"{self.num_speculative_tokens}: nothing would ever be drafted"
             )
-        self._check_range("prompt_lookup_min", 1)
-        self._check_range("n_ctx", 2)
-        self._check_range("draft_n_ctx", 2)
-        self._check_range("threads", 1)
+        for name, lowest in (("prompt_lookup_min", 1), ("tree_rows", 1), ("tree_width", 1)):
+            self._check_range(name, lowest)
+        for name, lowest in (("n_ctx", 2), ("draft_n_ctx", 2), ("threads", 1)):
+            self._check_range(name, lowest)
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ConfigError(f"threads={self.threads}: at most {MOST_THREADS}; more than the fast cores slows down")
+        p_min = self.draft_p_min
+        if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min < 1:
+            raise ConfigError(f"draft_p_min={p_min!r}: it is a probability, from 0 (never stops early) to below 1")
+        self._check_tree()
+
+    def _check_names(self) -> None:
+        for kind in self.drafts:
+            if kind not in DRAFTERS:
+                raise ConfigError(f"draft={kind!r} is not known: use none, {', '.join(DRAFTERS)}")
         if len(set(self.drafts)) < len(self.drafts):
             raise ConfigError(f"draft={self.draft!r} names a kind twice: give each once, in order of priority")
+        if self.controller not in CONTROLLERS:
+            raise ConfigError(f"controller={self.controller!r} is not known: use {', '.join(CONTROLLERS)}")
+        kinds: dict[str, type] = {"exact": bool, "tree": bool, "device": str, "draft_device": str}
+        for name, wanted in kinds.items():
+            if not isinstance(getattr(self, name), wanted):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a {wanted.__name__}")
+
+    def _check_tree(self) -> None:
+        if not self.tree:
+            return
+        if self.exact:
+            raise ConfigError(
+                "tree=True (--tree) with exact=True: the rows of a tree are not those of a chain bit for bit; use "
+                "exact=False (--fast), or drop the tree"
+            )
+        if self.verifier in VERIFIERS and not VERIFIERS[self.verifier].supports_tree:
+            able = ", ".join(name for name, rule in VERIFIERS.items() if rule.supports_tree and rule.lossless)
+            raise IncompatibleError(
+                f"tree=True (--tree) with verifier={self.verifier!r}: that rule judges chains; use one of {able}, or "
+                "drop the tree"
+            )
+        if "early-exit" in self.drafts:
+            raise IncompatibleError(
+                f"tree=True (--tree) with draft={self.draft!r}: an early exit drafts chains on the target's own "
+                "cache; use draft='eagle' (or medusa, tinydraft), or drop the tree"
+            )
+        if self.controller != "fixed":
+            raise IncompatibleError(
+                f"tree=True (--tree) with controller={self.controller!r}: that rule goes by the share of tokens "
+                "accepted, which is low for any tree; use controller='fixed', or drop the tree"
+            )
+        if not self.drafts:
+            raise ConfigError("tree=True (--tree) would have no effect, as draft='none' drafts nothing")
 
     def _check_range(self, name: str, lowest: int, hint: str = "") -> None:
         value = getattr(self, name)

@@ -11,31 +11,49 @@ import hashlib
 import json
 import math
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import util
 from pathlib import Path
 from typing import Any
 
-from edgespec.config import bundles_dir, cache_dir, nearest
-from edgespec.downloads import HubSource, PathSource, Progress, WheelSource, fetch, lock, staging
-from edgespec.errors import ConfigError, MissingDependencyError, PullError
+from edgespec import zoo
+from edgespec.bundle import Bundle
+from edgespec.config import cache_dir, nearest
+from edgespec.conversions import bundle_path, is_bundle, make_bundle, plain_name
+from edgespec.downloads import HubSource, PathSource, Progress, WheelSource, fetch, lock
+from edgespec.errors import ConfigError, PullError
 from edgespec.manifest import Manifest, known_manifests, read_manifest
+from edgespec.options import BUNDLED_DRAFTS
 
-__all__ = ["PairStatus", "ensure", "list_pairs", "pull", "resolve", "source_path"]
+__all__ = [
+    "PairStatus",
+    "default_draft",
+    "draft_hint",
+    "ensure",
+    "is_local",
+    "list_pairs",
+    "pull",
+    "resolve",
+    "source_path",
+]
+
+OWN_GRAPHS = {"taps": (), "tree": False, "exit_layer": None}  # of a target alone: its drafts have no drafts themselves
 
 
 @dataclass(frozen=True)
 class PairStatus:
-    """What `list` shows of a known pair; is_pulled: no download is needed; path: its bundle, if it is converted too."""
+    """What `list` shows of a known pair.
+
+    drafts: made from the target's own weights; trained: those of the zoo. is_pulled: no download is needed; path: its
+    bundle, if it is converted too.
+    """
 
     name: str
     description: str
     license: str
     size_bytes: int | None
     drafts: tuple[str, ...]
+    trained: tuple[zoo.TrainedDraft, ...]
     default_draft: str
     is_pulled: bool
     path: Path | None
@@ -47,24 +65,28 @@ def list_pairs() -> list[PairStatus]:
 
 
 def pull(name: str, progress: Progress | None = None, *, force: bool = False) -> Path:
-    """Download and convert a known pair (or a manifest file), drafts included; the folder of the target's bundle.
+    """Download and convert a known pair (or a manifest file) with its trained drafts; the target's bundle folder.
 
-    Uses no network when everything is in the cache. force: download and convert again. Raises ConfigError for an
-    unknown name, PullError for a download that fails, ExportError for weights that cannot be converted.
+    `pair:draft` converts that draft of the manifest too and returns its folder; such drafts are not made unasked. Uses
+    no network when everything is in the cache. force: download and convert again. Raises ConfigError for an unknown
+    name, PullError for a download that fails, ExportError for weights that cannot be converted.
     """
-    manifest, _draft = _find(name)
-    wanted = [None, *manifest.drafts]
-    paths = [_bundle_path(manifest, draft) for draft in wanted]
-    if not force and all(_is_bundle(path) for path in paths):
-        return paths[0]
-    with lock(cache_dir() / "lock", progress):
-        source = fetch(manifest.source, _source_dir(manifest), progress, force=force)
-        for draft, path in zip(wanted, paths, strict=True):
-            if force:
-                shutil.rmtree(path, ignore_errors=True)
-            if not _is_bundle(path):
-                _convert(source, path, _options(manifest, draft), progress)
-    return paths[0]
+    manifest, draft = _find(name)
+    wanted = [None, draft] if draft else [None]
+    paths = [_bundle_path(manifest, variant) for variant in wanted]
+    if force or not all(is_bundle(path) for path in paths):
+        with lock(cache_dir() / "lock", progress):
+            source = fetch(manifest.source, _source_dir(manifest), progress, force=force)
+            for variant, path in zip(wanted, paths, strict=True):
+                if force or not is_bundle(path):
+                    _convert(source, path, _options(manifest, variant), progress)
+    trained = zoo.list_drafts(manifest.name)
+    if trained:
+        target = Bundle.open(paths[0])
+        for weights in trained:
+            if zoo.fits(weights, target):  # not so where a manifest of the user's took the pair's name
+                zoo.ensure(weights, target, progress, force=force)
+    return paths[-1]
 
 
 def resolve(name_or_path: str | Path, *, download: bool = False, progress: Progress | None = None) -> Path:
@@ -75,17 +97,17 @@ def resolve(name_or_path: str | Path, *, download: bool = False, progress: Progr
     that was not pulled while `download` is False.
     """
     text = os.fspath(name_or_path)
-    if _is_local(text):
+    if is_local(text):
         return _resolve_local(Path(text).expanduser(), progress)
     manifest, draft = _find(text)
     path = _bundle_path(manifest, draft)
-    if _is_bundle(path):
+    if is_bundle(path):
         return path
     if not download and not _has_source(manifest):
         raise PullError(f"{manifest.name} is not here yet: run `edgespec pull {manifest.name}` once")
     with lock(cache_dir() / "lock", progress):
         source = fetch(manifest.source, _source_dir(manifest), progress)
-        if not _is_bundle(path):
+        if not is_bundle(path):
             _convert(source, path, _options(manifest, draft), progress)
     return path
 
@@ -100,6 +122,30 @@ def source_path(name: str, progress: Progress | None = None) -> Path:
     manifest, _draft = _find(name)
     with lock(cache_dir() / "lock", progress):
         return fetch(manifest.source, _source_dir(manifest), progress)
+
+
+def default_draft(name: str | Path) -> tuple[str, str | None]:
+    """(draft kinds, draft model) that the manifest of a known pair recommends, as far as they are here; else n-gram."""
+    known, text = known_manifests(), os.fspath(name)
+    if text not in known and not text.endswith(".toml"):
+        return "ngram", None
+    manifest = known[text] if text in known else _find(text)[0]
+    if manifest.default_draft in manifest.drafts:
+        return "model", f"{manifest.name}:{manifest.default_draft}"
+    here = {draft.kind for draft in zoo.list_drafts(manifest.name)}
+    kinds = [kind.strip() for kind in manifest.default_draft.split(",")]
+    return ",".join(kind for kind in kinds if kind in here or kind not in BUNDLED_DRAFTS) or "ngram", None
+
+
+def draft_hint(model: str | Path, draft: str) -> str | None:
+    """What to say where `draft` (an option's value) names a draft model of the known pair `model` instead of a kind."""
+    manifest = known_manifests().get(os.fspath(model))
+    if manifest is None or draft not in manifest.drafts:
+        return None
+    return (
+        f"draft={draft!r} is a draft model of {manifest.name} and no kind of draft: use "
+        f"draft_model='{manifest.name}:{draft}' (--draft-model {manifest.name}:{draft})"
+    )
 
 
 def _find(name: str) -> tuple[Manifest, str | None]:
@@ -124,7 +170,7 @@ def _find(name: str) -> tuple[Manifest, str | None]:
 # --- the user's own files ---------------------------------------------------------------------------------------------
 
 
-def _is_local(text: str) -> bool:
+def is_local(text: str) -> bool:
     """Whether `text` means something on disk rather than a known pair."""
     if text.endswith(".toml"):
         return False
@@ -142,14 +188,18 @@ def _resolve_local(path: Path, progress: Progress | None) -> Path:
         )
     if path.is_dir() and not _needs_conversion(path):
         return path
+    if zoo.is_draft_folder(path):
+        raise ConfigError(
+            f"{path} holds the weights of a draft, not of a model: give it as draft_model (--draft-model)"
+        )
     if path.is_file() and path.suffix != ".gguf":
         raise ConfigError(f"{path} is neither a folder nor a .gguf file: give the folder that holds the model")
-    name = _plain(path.stem if path.is_file() else path.name)
+    name = plain_name(path.stem if path.is_file() else path.name)
     options = {"name": name}
-    target = bundles_dir() / f"{name}-{_key(_local_identity(path), options)}"
-    if not _is_bundle(target):
+    target = bundle_path(name, _local_identity(path), options)
+    if not is_bundle(target):
         with lock(cache_dir() / "lock", progress):
-            if not _is_bundle(target):
+            if not is_bundle(target):
                 _convert(path, target, options, progress)
     return target
 
@@ -166,12 +216,6 @@ def _local_identity(path: Path) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "_" for letter in name)[
-        :64
-    ]
-
-
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -183,9 +227,10 @@ def _status(manifest: Manifest) -> PairStatus:
         license=manifest.license,
         size_bytes=manifest.source.size_bytes,
         drafts=tuple(manifest.drafts),
+        trained=tuple(zoo.list_drafts(manifest.name)),
         default_draft=manifest.default_draft,
-        is_pulled=_is_bundle(path) or _has_source(manifest),
-        path=path if _is_bundle(path) else None,
+        is_pulled=is_bundle(path) or _has_source(manifest),
+        path=path if is_bundle(path) else None,
     )
 
 
@@ -214,7 +259,7 @@ def _has_source(manifest: Manifest) -> bool:
 
 def _options(manifest: Manifest, draft: str | None) -> dict[str, Any]:
     """Export options of the target, or of a draft: the target's with the draft's own over them."""
-    own = manifest.drafts[draft].export if draft else {}
+    own = {**OWN_GRAPHS, **manifest.drafts[draft].export} if draft else {}
     return {"name": _bundle_name(manifest, draft), **manifest.export, **own}
 
 
@@ -223,40 +268,11 @@ def _bundle_name(manifest: Manifest, draft: str | None) -> str:
 
 
 def _bundle_path(manifest: Manifest, draft: str | None) -> Path:
-    name = _bundle_name(manifest, draft)
-    return bundles_dir() / f"{name}-{_key(_source_identity(manifest), _options(manifest, draft))}"
-
-
-def _key(source_identity: str, options: Mapping[str, Any]) -> str:
-    """Twelve hex digits that change with the weights, the options and the code that converts."""
-    parts = [source_identity, dict(options), _converter_identity()]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-@cache
-def _converter_identity() -> str:
-    """Hash over the source of everything that decides what a bundle holds; read, not imported: onnx may be absent."""
-    found = util.find_spec("edgespec_export")
-    if found is None or not found.submodule_search_locations:
-        raise MissingDependencyError(
-            "edgespec_export, which comes with edgespec, cannot be found: install edgespec (`pip install -e .` in a "
-            "checkout) instead of running it from its folder"
-        )
-    here = Path(__file__).parent
-    digest = hashlib.sha256((here / "bundle.py").read_bytes())
-    for folder in (Path(found.submodule_search_locations[0]), here / "text"):
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and file.suffix != ".pyc":
-                digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def _is_bundle(path: Path) -> bool:
-    return (path / "bundle.json").is_file()
+    return bundle_path(_bundle_name(manifest, draft), _source_identity(manifest), _options(manifest, draft))
 
 
 def _convert(source: Path, target: Path, options: Mapping[str, Any], progress: Progress | None) -> None:
-    """Export beside `target`, then rename: a bundle is there whole or not at all. The caller holds the lock."""
+    """Export the weights `source` to the bundle `target`. The caller holds the lock."""
     from edgespec_export import CheckOptions, ExportOptions, export_model
 
     known = {field.name for field in dataclasses.fields(ExportOptions)}
@@ -269,8 +285,9 @@ def _convert(source: Path, target: Path, options: Mapping[str, Any], progress: P
         if progress:
             progress(f"Converting {options['name']}", done, total)
 
-    with staging(target.parent) as temporary:
+    def make(folder: Path) -> Path:
         # Measured and written down, but only what is broken (NaN, constant logits) stops it: nobody chose a limit here.
         check = CheckOptions(min_top1=0.0, max_kld=math.inf)
-        made = export_model(source, temporary / "bundle", ExportOptions(**values), progress=report, check=check)
-        os.replace(made, target)
+        return Path(export_model(source, folder, ExportOptions(**values), progress=report, check=check))
+
+    make_bundle(target, make)

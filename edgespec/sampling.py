@@ -27,6 +27,7 @@ Processor = Callable[[Sequence[int], FloatArray], None]
 
 _TOP_P_GUESSES = (2.0**-10, 2.0**-13, 2.0**-16)  # probability thresholds tried first; a nucleus is rarely wider
 _TOP_K_GAPS = (4.0, 12.0)  # distances from the best logit within which k tokens are looked for first
+_MAX_PEAKS = 8  # best tokens found one by one; more are cheaper to partition
 _MAX_POPS = 32  # rejected tokens undone one by one before the penalty counts are rebuilt
 
 
@@ -67,28 +68,66 @@ class Sampler:
         self._all_ids = np.arange(n_vocab, dtype=np.int64)
         self._all_ids.flags.writeable = False  # handed out with every unfiltered row
 
-    def row(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
+    def row(self, logits: FloatArray, history: Sequence[int], ids: NDArray[np.int64] | None = None) -> Candidates:
         """Candidates of one row of logits [n_vocab], which is only read.
 
         history: prompt + committed + drafted before this row. The candidates' logits are shifted so that the largest
         is 0, in the dtype of the row. Raises NumericsError for a row with NaN, +inf, or no token left.
+        ids: ascending token ids [m] that `logits` [m] is over, for drafts with a reduced vocabulary; all others have
+        probability 0. Such a row may leave no token: its candidates are then empty.
         """
-        if logits.shape != (self.n_vocab,):
-            raise IncompatibleError(
-                f"A row of logits has shape {logits.shape}, the sampler expects ({self.n_vocab},): "
-                "model and sampler must share one vocabulary."
-            )
-        if not self._is_plain:
-            logits = self._process(logits.copy(), history)
+        is_reduced = ids is not None
+        logits, ids = self._processed(logits, history, ids)
+        names = self._all_ids if ids is None else ids
         if self.params.temperature == 0.0:
             best = int(logits.argmax())
+            if is_reduced and logits[best] == -np.inf:
+                return Candidates(names[:0], logits[:0])
             _check_peak(logits[best], logits, self._is_plain)
-            return Candidates(self._all_ids[best : best + 1], np.zeros(1, dtype=logits.dtype))
+            return Candidates(names[best : best + 1], np.zeros(1, dtype=logits.dtype))
         peak = logits.max()
+        if is_reduced and peak == -np.inf:
+            return Candidates(names[:0], logits[:0])
         _check_peak(peak, logits, self._is_plain)
         with np.errstate(over="ignore"):  # masks near the dtype's minimum may become -inf
             scaled = (logits - peak) / logits.dtype.type(self.params.temperature)
-        return self._filter(scaled)
+        return self._filter(scaled, names)
+
+    def best(
+        self, logits: FloatArray, history: Sequence[int], n: int, ids: NDArray[np.int64] | None = None
+    ) -> tuple[list[int], list[float]]:
+        """At most `n` most likely tokens after all processors, best first, and their softmax at temperature 1.
+
+        Temperature and filters play no part: these are the runners-up that a greedy row does not name. Arguments and
+        errors as for `row`.
+        """
+        logits, ids = self._processed(logits, history, ids)
+        peak = logits.max()
+        if peak == -np.inf:
+            return [], []
+        _check_peak(peak, logits, self._is_plain)
+        places = _best_places(logits, n)
+        probs = np.exp(logits[places] - peak) / np.exp(logits - peak).sum()
+        tokens = places if ids is None else ids[places]
+        return tokens.tolist(), probs.tolist()
+
+    def _processed(
+        self, logits: FloatArray, history: Sequence[int], ids: NDArray[np.int64] | None
+    ) -> tuple[FloatArray, NDArray[np.int64] | None]:
+        """Logits before the temperature and the ids that they are over, None for the whole vocabulary."""
+        wanted = self.n_vocab if ids is None else len(ids)
+        if logits.shape != (wanted,):
+            raise IncompatibleError(
+                f"A row of logits has shape {logits.shape}, the sampler expects ({wanted},): "
+                "model and sampler must share one vocabulary."
+            )
+        if self._is_plain:
+            return logits, ids
+        if ids is None:
+            return self._process(logits.copy(), history), None
+        full = np.full(self.n_vocab, -np.inf, dtype=logits.dtype)
+        full[ids] = logits
+        return self._process(full, history), None
 
     def _process(self, logits: FloatArray, history: Sequence[int]) -> FloatArray:
         """Everything before the temperature, in place."""
@@ -110,24 +149,41 @@ class Sampler:
                 self._seen.penalise(logits, params)
         return logits
 
-    def _filter(self, scaled: FloatArray) -> Candidates:
-        """Top-k, top-p and min-p on logits whose maximum is 0."""
+    def _filter(self, scaled: FloatArray, names: NDArray[np.int64]) -> Candidates:
+        """Top-k, top-p and min-p on logits whose maximum is 0; `names` are their token ids."""
         params = self.params
-        ids: NDArray[np.int64] | None = None
-        if 0 < params.top_k < self.n_vocab:
-            ids = _top_k(scaled, params.top_k)
-            scaled = scaled[ids]
+        places: NDArray[np.int64] | None = None
+        if 0 < params.top_k < len(scaled):
+            places = _top_k(scaled, params.top_k)
+            scaled = scaled[places]
         if params.top_p < 1.0:
             chosen = _top_p(np.exp(scaled), params.top_p)
-            ids = chosen if ids is None else ids[chosen]
+            places = chosen if places is None else places[chosen]
             scaled = scaled[chosen]
         if params.min_p > 0.0:
             chosen = np.flatnonzero(scaled >= np.log(params.min_p))
-        elif ids is None and self._is_plain and scaled.min() > -np.inf:
-            return Candidates(self._all_ids, scaled)
+        elif places is None and self._is_plain and scaled.min() > -np.inf:
+            return Candidates(names, scaled)
         else:
             chosen = np.flatnonzero(scaled > -np.inf)
-        return Candidates(chosen if ids is None else ids[chosen], scaled[chosen])
+        return Candidates(names[chosen if places is None else places[chosen]], scaled[chosen])
+
+
+def _best_places(logits: FloatArray, n: int) -> NDArray[np.int64]:
+    """Places of the `n` largest entries above -inf, best first, lowest place first among equals."""
+    if n > _MAX_PEAKS:
+        n = min(n, len(logits))
+        near = np.flatnonzero(logits >= np.partition(logits, len(logits) - n)[len(logits) - n])
+        near = near[np.lexsort((near, -logits[near]))][:n]
+        return near[logits[near] > -np.inf]
+    rest, found = logits.copy(), []
+    for _ in range(n):
+        best = int(rest.argmax())
+        if rest[best] == -np.inf:
+            break
+        found.append(best)
+        rest[best] = -np.inf
+    return np.array(found, dtype=np.int64)
 
 
 def _check_ids(field: str, ids: Iterable[int], n_vocab: int) -> None:

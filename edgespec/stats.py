@@ -31,6 +31,7 @@ class RunStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, already in the target's cache
     exact: bool = False
+    tree: bool = False  # proposals were trees
     ttft_s: float = 0.0
     total_s: float = 0.0
     records: list[RoundRecord] = field(default_factory=list)
@@ -82,17 +83,17 @@ class RunStats:
         return self.emitted / self.rounds if self.rounds else None
 
     def acceptance_by_position(self) -> list[float]:
-        """Entry j: of the rounds that drafted more than j tokens, the share that accepted token j."""
-        drafted: list[int] = []
-        accepted: list[int] = []
-        for r in self.records:
-            if r.source == FILLER:
-                continue
-            for counts, n in ((drafted, r.drafted), (accepted, r.accepted)):
-                counts += [0] * (n - len(counts))
-                for j in range(n):
-                    counts[j] += 1
-        return [(accepted[j] if j < len(accepted) else 0) / n for j, n in enumerate(drafted)]
+        """Entry j: of the rounds that offered a token for place j, the share that accepted one there.
+
+        A chain of n tokens offers places 0..n; a tree counts for every place, as its depth is not recorded.
+        """
+        rounds = [r for r in self.records if r.drafted and r.source != FILLER]
+        most = max((r.accepted if self.tree else r.drafted for r in rounds), default=0)
+        shares = []
+        for j in range(most):
+            offered = [r for r in rounds if self.tree or r.drafted > j]
+            shares.append(sum(r.accepted > j for r in offered) / len(offered))
+        return shares
 
     @property
     def decode_tok_s(self) -> float | None:

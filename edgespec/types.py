@@ -242,7 +242,8 @@ class Propose(NamedTuple):
 class RoundRecord:
     """One round's counts and times. Identity: emitted == accepted + 1 - cut.
 
-    draft_s, target_s: seconds inside the runtimes of draft and target; host_s: all the rest of the round.
+    draft_s, target_s: seconds inside the runtimes of draft and target; host_s: all the rest of the round. propose_s:
+    the whole of drafting, its share of the host time included.
     """
 
     index: int
@@ -257,6 +258,7 @@ class RoundRecord:
     draft_s: float = 0.0
     target_s: float = 0.0
     host_s: float = 0.0
+    propose_s: float = 0.0
     logprobs: list[Any] | None = None
 
 

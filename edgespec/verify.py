@@ -75,6 +75,8 @@ class Verifier(ABC):
 
         Each child's entry in `Proposal.dists` is `candidates` itself: the verifier takes earlier siblings out of it.
         """
+        if n == 1:  # the same token, without the cost of a ranking
+            return [noise.draw(candidates, Purpose.DRAFT, position, round, index)]
         return noise.draw_many(candidates, n, Purpose.DRAFT, position, round, index)
 
 
@@ -90,6 +92,8 @@ class CoupledVerifier(Verifier):
         self, noise: Noise, candidates: Candidates, n: int, position: int, round: int, index: int = 0
     ) -> list[int]:
         """The best tokens under the noise with which the target will choose: neither round nor node changes it."""
+        if n == 1:
+            return [noise.draw(candidates, Purpose.TARGET, position)]
         return noise.draw_many(candidates, n, Purpose.TARGET, position)
 
     def verify(

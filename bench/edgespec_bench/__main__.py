@@ -11,6 +11,7 @@ from edgespec import LLM
 from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.pairs import ensure
 from edgespec_bench.decode import DecodeOptions, measure
+from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, measure_drafts, measure_mixes
 from edgespec_bench.machine_card import commit
 from edgespec_bench.peers import GENAI
 from edgespec_bench.speculation import measure_speculation
@@ -18,6 +19,7 @@ from edgespec_bench.speculation import measure_speculation
 __all__ = ["main"]
 
 _DEFAULTS = DecodeOptions()
+DRAFT_KINDS = ("chat", "code", "summarise", "json")
 
 
 def say(text: str) -> None:
@@ -73,6 +75,61 @@ def speculation(model: str, threads: int, n_tokens: int, k: int, as_json: bool) 
             click.echo(f"{row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> {row['spec_tok_s']:6} tok/s, "
                        f"{row['speedup']['median']:.2f}x, {row['mean_acceptance_length']} tokens a round")  # fmt: skip
     click.echo(json.dumps({"model": model, "k": k, "threads": threads, "commit": commit(), "rows": rows}))
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
+@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
+@click.option("--prompts", "n_prompts", default=8, show_default=True, type=click.IntRange(1), help="Of each kind.")
+@click.option("--kind", "kinds", multiple=True, default=DRAFT_KINDS, show_default=True, help="Kinds of prompt.")
+@click.option("--draft", "drafts", multiple=True, help="Only these drafts.  [default: all]")
+@click.option("--mixes/--no-mixes", "with_mixes", default=True, show_default=True, help="Speeds of mixes of drafts.")
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def drafts(
+    model: str,
+    threads: int,
+    n_tokens: int,
+    n_prompts: int,
+    kinds: tuple[str, ...],
+    drafts: tuple[str, ...],
+    with_mixes: bool,
+    as_json: bool,
+) -> None:
+    """Acceptance by position, cost and speed of the drafts that ship, against native plain decoding."""
+    with _errors():
+        cases = _chosen_drafts(drafts)
+        ensure(model)
+        rows = measure_drafts(model, threads, n_tokens, n_prompts, kinds, cases, say)
+        mixes = measure_mixes(model, threads, n_tokens, n_prompts, kinds, MIXES, say) if with_mixes else []
+    if not as_json:
+        _print_drafts(rows, mixes)
+    click.echo(json.dumps({"model": model, "threads": threads, "n_tokens": n_tokens, "commit": commit(), "drafts": rows,
+                           "mixes": mixes}))  # fmt: skip
+
+
+def _chosen_drafts(names: tuple[str, ...]) -> list[DraftCase]:
+    known = {case.draft: case for case in DRAFTS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no draft {name!r} to measure: use one of {', '.join(known)}")
+    return [case for case in DRAFTS if not names or case.draft in names]
+
+
+def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> None:
+    wanted = {case.draft: case for case in DRAFTS}
+    for row in rows:
+        case = wanted[row["draft"]]
+        goal = ""
+        if case.wanted_length and (row["kind"], row["setting"]) == ("chat", "T = 0"):
+            goal = f"   (wanted {case.wanted_length} a round, cost {case.wanted_cost})"
+        positions = " ".join(f"{value:.2f}" for value in row["acceptance_by_position"])
+        click.echo(f"{row['draft']:10} k={row['k']} {row['kind']:10} {row['setting']:20} "
+                   f"{row['mean_acceptance_length']:.2f} a round, by position {positions}, "
+                   f"cost {row['draft_cost']} V(1){goal}")  # fmt: skip
+    for row in mixes:
+        click.echo(f"{row['mix']:28} {row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> "
+                   f"{row['spec_tok_s']:6} tok/s, {row['speedup']['median']:.2f}x")  # fmt: skip
 
 
 @main.command()

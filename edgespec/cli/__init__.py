@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "pull": "Fetch a known model and convert it for this machine.",
     "list": "List the known models and which are here.",
     "export": "Convert weights into a bundle.",
+    "train": "Train a draft for a target, on text that the target wrote.",
     "check": "Check that a target and a draft are lossless together.",
     "doctor": "Say what this machine has and what is missing.",
 }

@@ -9,6 +9,7 @@ import click
 from edgespec.cli import console
 from edgespec.cli.options import engine_options, json_option
 from edgespec.cli.run import load_llm
+from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgespec.proof.pair import CheckReport
@@ -30,6 +31,8 @@ def command(context: click.Context, /, **values: Any) -> None:
     """
     from edgespec.proof.pair import check_pair
 
+    if values["tree"]:
+        raise ConfigError("check judges every rule, block among them, and that takes chains: drop --tree")
     with load_llm(values, verify=True) as llm, console.progress(plain=values["as_json"]) as report:
         result = check_pair(llm, max_tokens=values["max_tokens"], seed=values["seed"], progress=report)
     if values["as_json"]:

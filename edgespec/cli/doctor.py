@@ -30,6 +30,10 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "convert weights into bundles (`edgespec pull`, `edgespec export`)",
         ("onnx", "onnxruntime", "gguf", "safetensors"),
     ),
+    "train": (
+        "train drafts (`edgespec train`)",
+        ("torch", "matplotlib", "safetensors", "onnx", "onnxruntime", "gguf"),
+    ),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
     "bench": ("measure memory in the benchmarks", ("psutil",)),
 }  # extra -> (what it is for, the packages it brings)

@@ -6,6 +6,7 @@ import click
 
 from edgespec.cli.console import format_bytes, print_json
 from edgespec.pairs import PairStatus, list_pairs
+from edgespec.zoo import TrainedDraft
 
 __all__ = ["command"]
 
@@ -24,11 +25,24 @@ def command(as_json: bool) -> None:
         here = "pulled" if pair.is_pulled else "not pulled"
         click.echo(f"{pair.name:<{width}}  {here}, {size}, {pair.license}, drafts: {', '.join(_drafts(pair))}")
         click.echo(f"{'':<{width}}  {pair.description}")
+        for draft in pair.trained:
+            click.echo(f"{'':<{width}}  {draft.kind}: {format_bytes(draft.size_bytes)}{_acceptance(draft)}")
 
 
 def _drafts(pair: PairStatus) -> list[str]:
     """Every draft that goes with the pair, the default first."""
-    return [pair.default_draft, *(draft for draft in ("ngram", *pair.drafts) if draft != pair.default_draft)]
+    every = ("ngram", *(draft.kind for draft in pair.trained), *pair.drafts)
+    return [pair.default_draft, *(draft for draft in every if draft != pair.default_draft)]
+
+
+def _acceptance(draft: TrainedDraft) -> str:
+    """What was measured on held-out text when it was trained, as far as it is recorded."""
+    found = draft.acceptance
+    length = found.get("mean_acceptance_length")
+    if not isinstance(length, (int, float)):
+        return ""
+    how = [f"k = {found['k']}" if "k" in found else "", str(found.get("setting", ""))]
+    return f", {length:.2f} tokens a round on held-out text ({', '.join(part for part in how if part) or 'as trained'})"
 
 
 def _to_json(pair: PairStatus) -> dict[str, object]:
@@ -40,5 +54,9 @@ def _to_json(pair: PairStatus) -> dict[str, object]:
         "pulled": pair.is_pulled,
         "path": str(pair.path) if pair.path else None,
         "drafts": _drafts(pair),
+        "trained": [
+            {"kind": draft.kind, "bytes": draft.size_bytes, "acceptance": dict(draft.acceptance)}
+            for draft in pair.trained
+        ],
         "default_draft": pair.default_draft,
     }

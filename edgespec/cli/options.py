@@ -20,7 +20,9 @@ DEFAULT_MODEL = "smollm2-135m"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 ENGINE = (
-    click.option("-md", "--draft-model", help="Draft model: a pair's name, a bundle folder or a .gguf file."),
+    click.option(
+        "-md", "--draft-model", help="Draft model: a pair's name, a bundle, a .gguf file, or trained draft weights."
+    ),
     click.option("--draft", help=f"Draft kinds in order of priority: none, {', '.join(DRAFTERS)}."),
     click.option(
         "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."
@@ -43,6 +45,16 @@ ENGINE = (
         show_default=True,
         help="Rows that do not depend on how many run together, or the fastest row counts.",
     ),
+    click.option(
+        "--draft-p-min",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Stop drafting at a token less likely than this.",
+    ),
+    click.option("--tree/--chain", default=False, show_default=True, help="Draft trees; needs --fast."),
+    click.option("--tree-rows", type=int, default=8, show_default=True, help="Most drafted tokens of a tree."),
+    click.option("--tree-width", type=int, default=3, show_default=True, help="Most tokens that follow one of a tree."),
     click.option("--prompt-lookup-min", type=int, default=2, show_default=True, help="Shortest n-gram match."),
     click.option("-c", "--n-ctx", "--ctx-size", type=int, help="Context in tokens."),
     click.option("-cd", "--draft-n-ctx", "--ctx-size-draft", type=int, help="The draft's context in tokens."),
@@ -96,6 +108,9 @@ def sampling_params(values: Mapping[str, Any], **changes: Any) -> Any:
     from dataclasses import fields
 
     from edgespec.sampling import SamplingParams
+    from edgespec.text.tokenizer_files import check_text
 
+    for stop in values.get("stop") or ():
+        check_text(stop, "--stop")
     names = {f.name for f in fields(SamplingParams)}
     return SamplingParams(**{**{name: value for name, value in values.items() if name in names}, **changes})

@@ -14,9 +14,10 @@ __all__ = ["command"]
 @click.option("--force", is_flag=True, help="Download and convert again, even if it is here.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, no progress bar.")
 def command(name: str, force: bool, as_json: bool) -> None:
-    """Fetch NAME (see `edgespec list`, or the path of a manifest) and convert it for this machine.
+    """Fetch NAME (see `edgespec list`, or the path of a manifest), convert it and the trained drafts that go with it.
 
-    What is in the cache is not downloaded again. EDGESPEC_OFFLINE=1 forbids downloads, EDGESPEC_HOME moves the cache.
+    NAME:DRAFT makes a draft model of the manifest as well. What is in the cache is not downloaded again.
+    EDGESPEC_OFFLINE=1 forbids downloads, EDGESPEC_HOME moves the cache.
     """
     from edgespec import pairs
 

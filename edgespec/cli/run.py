@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,24 +61,38 @@ def command(**values: Any) -> None:
 def load_llm(values: dict[str, Any], *, verify: bool = False) -> LLM:
     """The LLM that a command's options describe; a known pair that is not here yet is pulled first.
 
-    verify: compare every file of a bundle with the hash that it lists before loading it; raises BundleError.
+    A known pair's own default draft is used where none is named. verify: compare every file of a bundle with the hash
+    that it lists; raises BundleError.
     """
-    from edgespec.bundle import Bundle
-    from edgespec.llm import LLM, resolve_options
-    from edgespec.pairs import ensure
+    from edgespec.llm import LLM
+    from edgespec.loading import kind_of, resolve_options
+    from edgespec.pairs import default_draft, ensure
 
     kwargs = engine_kwargs(values)
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
-    resolve_options(draft, draft_model, kwargs)  # a mistake is said before anything is downloaded
+    if draft is None and draft_model is None:
+        draft, draft_model = default_draft(values["model"])
+    resolve_options(draft, draft_model, kwargs, values["model"])  # mistakes are said before anything is downloaded
     with console.progress(plain=values["as_json"]) as report:
         model = ensure(values["model"], progress=report)
-        if draft_model is not None:
+        if draft_model is not None and kind_of(draft_model) == "model":
             draft_model = ensure(draft_model, progress=report)
-        for folder in (model, draft_model):
-            if verify and folder is not None and (folder / "bundle.json").is_file():
-                report(f"hashing {folder.name}")
-                Bundle.open(folder).verify_hashes()
-        return LLM(model, draft=draft, draft_model=draft_model, **kwargs)
+        if verify:
+            _verify([model, draft_model], report)
+        llm = LLM(model, draft=draft, draft_model=draft_model, progress=report, **kwargs)
+        if verify:
+            _verify([*llm.loaded.bundles.values()], report)
+        return llm
+
+
+def _verify(folders: Sequence[str | Path | None], report: console.Reporter) -> None:
+    """Compare the files of those that are bundles with their hashes."""
+    from edgespec.bundle import Bundle
+
+    for folder in folders:
+        if folder is not None and (Path(folder) / "bundle.json").is_file():
+            report(f"hashing {Path(folder).name}")
+            Bundle.open(folder).verify_hashes()
 
 
 def prompt_ids(llm: LLM, prompt: str, *, raw: bool, system: str | None) -> list[int]:
@@ -172,6 +186,8 @@ def _output_json(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _print_stats(output: CompletionOutput) -> None:
+    from edgespec.compare import speculation_lines
+
     s = output.stats
     rate = "none drafted" if s.acceptance_rate is None else f"{s.acceptance_rate:.0%} of {s.drafted} accepted"
     speed = "" if s.decode_tok_s is None else f", {s.decode_tok_s:.1f} tok/s"
@@ -179,6 +195,8 @@ def _print_stats(output: CompletionOutput) -> None:
         f"{s.emitted} tokens in {s.rounds} rounds ({s.mean_acceptance_length:.2f} a round), {rate}{speed}, "
         f"first token after {1e3 * s.ttft_s:.0f} ms, seed {s.seed}, finished: {output.finish_reason}"
     )
+    for line in speculation_lines(s):
+        console.say(line)
 
 
 def _compare(llm: LLM, ids: list[int], params: Any, values: dict[str, Any]) -> None:

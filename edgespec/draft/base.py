@@ -7,22 +7,54 @@ Adding one: a class with the methods of `edgespec.types.Drafter`, and a row in `
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from edgespec.errors import ConfigError
-from edgespec.types import Drafter, Model
+from edgespec.types import Drafter, Model, Session
 
-__all__ = ["DRAFTERS", "DraftSetup", "create_drafter", "register_drafter"]
+__all__ = ["DRAFTERS", "DraftSetup", "TreePlan", "create_drafter", "register_drafter"]
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """How large a drafted tree may grow: nodes a round, children of a node, levels.
+
+    A tree's nodes are what `k` counts, so the controller of a run with trees starts at `rows`.
+    """
+
+    rows: int = 8
+    width: int = 3
+    depth: int = 5
 
 
 @dataclass(frozen=True)
 class DraftSetup:
-    """What a factory may use. `model` is the loaded draft model, None for kinds that need none."""
+    """What a factory may use; one setup serves one slot.
+
+    model: the loaded draft model of the kind `model`. draft_models: kind -> loaded head of the other kinds (see
+    `edgespec.draft.heads` for what each offers). target and session: the target and this slot's session on it.
+    tree: None for chains. p_min: drafting stops after a token that the draft itself gives a smaller chance.
+    """
 
     n_vocab: int
     prompt_lookup_min: int = 2
     model: Model | None = None
+    draft_models: Mapping[str, Any] = field(default_factory=dict)
+    target: Model | None = None
+    session: Session | None = None
+    bundle: Path | None = None
+    threads: int | None = None
+    tree: TreePlan | None = None
+    p_min: float = 0.0
+
+    def head(self, kind: str) -> Any:
+        """The loaded head of a kind; raises ConfigError where none was given."""
+        if kind not in self.draft_models:
+            raise ConfigError(f"draft={kind!r} has no trained head here: give its draft bundle, or use draft='ngram'")
+        return self.draft_models[kind]
 
 
 Factory = Callable[[DraftSetup], Drafter]
@@ -30,6 +62,10 @@ Factory = Callable[[DraftSetup], Drafter]
 DRAFTERS: dict[str, str | Factory] = {
     "ngram": "edgespec.draft.ngram:create",
     "model": "edgespec.draft.model:create",
+    "tinydraft": "edgespec.draft.model:create_tinydraft",
+    "eagle": "edgespec.draft.eagle:create",
+    "medusa": "edgespec.draft.medusa:create",
+    "early-exit": "edgespec.draft.early_exit:create",
 }
 
 

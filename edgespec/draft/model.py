@@ -1,64 +1,130 @@
 """An independent draft model with its own KV cache, sampled the way the verifier expects.
 
 Before each proposal the cache is rewound to its common prefix with the committed tokens and catches up in one pass; the
-committed tokens are never assumed, always compared. Knows sessions and candidates, not runtimes.
+committed tokens are never assumed, always compared. Its logits may be over a reduced vocabulary. Knows sessions and
+candidates, not runtimes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
-import numpy as np
-
-from edgespec.draft.base import DraftSetup
+from edgespec.draft.base import DraftSetup, TreePlan
+from edgespec.draft.choice import Choice, choose_chain, choose_siblings
+from edgespec.draft.heads import HeadSession
+from edgespec.draft.track import AcceptanceTrack
+from edgespec.draft.tree import as_proposal
+from edgespec.draft.vocabulary import N_EXTRA, DraftVocabulary
 from edgespec.errors import CacheError
 from edgespec.types import Candidates, DraftContext, FloatArray, Model, Offer, Proposal, Rows
 
-__all__ = ["ModelDrafter", "create"]
+__all__ = ["ModelDrafter", "create", "create_tinydraft"]
 
 CATCH_UP_ROWS = 256
 
 
 class ModelDrafter:
-    """Drafts a chain with a small language model that shares the target's vocabulary."""
+    """Drafts with a small language model that shares the target's tokens: a chain, or a tree where `tree` is given.
 
-    source = "model"
+    A tree is several first tokens, each continued as a chain; it needs no tree inputs of the draft. source: what
+    proposals are counted under. p_min: a chain ends after a token that the draft gives less probability.
+    """
+
     taps: tuple[str, ...] = ()
 
-    def __init__(self, model: Model, n_vocab: int) -> None:
+    def __init__(
+        self, model: Model, n_vocab: int, source: str = "model", tree: TreePlan | None = None, p_min: float = 0.0
+    ) -> None:
         self.model = model
         self.n_vocab = n_vocab
+        self.source = source
+        self.tree = tree
+        self.p_min = p_min
         self.session = model.open_session()
+        entry = getattr(model, "draft", None) or {}
+        base = getattr(model, "vocabulary", None)
+        self._track = AcceptanceTrack()
+        self.vocabulary = DraftVocabulary(base, n_vocab, int(entry.get("n_extra", N_EXTRA)))
         self._cached: list[int] = []  # tokens in the session's cache
         self._n_agreed = 0  # of those, known to equal the committed tokens
 
     def reset(self) -> None:
+        self._track.reset()
         self._n_agreed = 0
+        self.vocabulary.reset()
 
     def offer(self, context: DraftContext) -> Offer:
         """Up to the end of the draft's own context, and nothing once the text holds a token that it does not know."""
+        self._track.learn(context.tokens)
         n_vocab = self.model.info.n_vocab
-        if n_vocab < self.n_vocab and max(context.tokens) >= n_vocab:
+        if self.vocabulary.base is None and n_vocab < self.n_vocab and max(context.tokens) >= n_vocab:
             return Offer(max_k=0)
-        return Offer(max_k=max(0, self.model.info.n_ctx - len(context.tokens) + 1))
+        return Offer(max(0, self.model.info.n_ctx - len(context.tokens) + 1), self._track.rate())
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
+        return self._track.ask(self._draft(context, k), len(context.tokens))
+
+    def _draft(self, context: DraftContext, k: int) -> Proposal:
+        if self.vocabulary.update(context.tokens):
+            cast(HeadSession, self.session).set_extra(self.vocabulary.extra)
         rows, run_s = self._catch_up(context.tokens)
-        drafted: list[int] = []
-        dists: list[Candidates | None] = []
         history = list(context.tokens)
-        while True:
-            candidates = context.sampler.row(self._target_row(rows.logits[-1]), history)
-            token = context.verifier.draw_draft(context.noise, candidates, len(history), context.round)
-            drafted.append(token)
-            dists.append(candidates)
+        if self.tree is not None:
+            return self._spread(context, history, rows.logits[-1], min(k, self.tree.rows), self.tree, run_s)
+        first = self._choose(context, rows.logits[-1], history)
+        if first is None:
+            return Proposal([], self.source, run_s=run_s)
+        chain, chain_s = self._continue(context, history, first, k)
+        dists: list[Candidates | None] = [choice.dist for choice in chain]
+        return Proposal([choice.token for choice in chain], self.source, dists=dists, run_s=run_s + chain_s)
+
+    def _choose(self, context: DraftContext, logits: FloatArray, history: list[int], index: int = 0) -> Choice | None:
+        wants = self.p_min > 0.0
+        return choose_chain(context, self.vocabulary, logits, history, index=index, wants_confidence=wants)
+
+    def _continue(
+        self, context: DraftContext, history: list[int], first: Choice, n: int, node: int | None = None
+    ) -> tuple[list[Choice], float]:
+        """`first` and up to n - 1 tokens after it; seconds in the runtime.
+
+        node: the place of `first` in a tree, which tells its draws from those of other branches; None for a chain.
+        """
+        history, chain, run_s = list(history), [first], 0.0
+        while len(chain) < n and chain[-1].confidence >= self.p_min:
+            token = chain[-1].token
             history.append(token)
-            if len(drafted) == k:
-                break
             rows = self.session.forward([token], logits_rows=(0,))
             run_s += rows.run_s
             self._cached.append(token)
-        return Proposal(drafted, self.source, dists=dists, run_s=run_s)
+            index = 0 if node is None else node + len(chain)
+            choice = self._choose(context, rows.logits[-1], history, index)
+            if choice is None:
+                break
+            chain.append(choice)
+        return chain, run_s
+
+    def _spread(
+        self, context: DraftContext, history: list[int], logits: FloatArray, n_rows: int, plan: TreePlan, run_s: float
+    ) -> Proposal:
+        """Several first tokens, each continued; how far does not depend on which they are, so any rule may judge it."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        dists: list[Candidates | None] = []
+        width = min(plan.width, n_rows)
+        siblings = choose_siblings(context, self.vocabulary, logits, history, width, is_ranked=False)
+        for first, length in zip(siblings, _lengths(n_rows, len(siblings), plan.depth), strict=True):
+            if len(self._cached) > len(history):
+                self._rewind(len(history))
+            node = len(tokens)
+            if len(self._cached) < len(history):  # the cache could not be cut: the other branches stay single tokens
+                length = 1
+            chain, chain_s = self._continue(context, history, first, length, node)
+            run_s += chain_s
+            tokens += [choice.token for choice in chain]
+            parents += [-1, *range(node, node + len(chain) - 1)]
+            dists += [choice.dist for choice in chain]
+        return as_proposal(tokens, parents, dists, self.source, run_s)
 
     def _catch_up(self, tokens: list[int]) -> tuple[Rows, float]:
         """Make the cache equal `tokens` in as few passes as the chunk size allows; logits of the last token."""
@@ -87,15 +153,6 @@ class ModelDrafter:
         del self._cached[n_past:]
         return n_past
 
-    def _target_row(self, logits: FloatArray) -> FloatArray:
-        """The draft's row in the target's vocabulary size (padded vocabularies differ in unused tail ids)."""
-        if len(logits) == self.n_vocab:
-            return logits
-        row = np.full(self.n_vocab, -np.inf, dtype=logits.dtype)
-        n_shared = min(len(logits), self.n_vocab)
-        row[:n_shared] = logits[:n_shared]
-        return row
-
     def observe(self, start: int, tokens: Sequence[int], hidden: Mapping[str, FloatArray]) -> None:
         """Needs no features."""
 
@@ -112,7 +169,24 @@ def _common_prefix(cached: list[int], tokens: list[int], n_agreed: int) -> int:
     return stop
 
 
+def _lengths(n_rows: int, n: int, depth: int) -> list[int]:
+    """How far each of `n` branches goes: the first takes about half of the rows, the others share the rest."""
+    if n <= 1:
+        return [min(n_rows, depth)] * n
+    first = min(depth, max(n_rows - n + 1 - (n_rows - n) // 2, 1))
+    left, lengths = n_rows - first, [first]
+    for i in range(1, n):
+        lengths.append(max(1, min(depth, -(-left // (n - i)))))
+        left -= lengths[-1]
+    return lengths
+
+
 def create(setup: DraftSetup) -> ModelDrafter:
     """The drafter for `setup.model`, which `edgespec.llm` has made sure is there."""
     assert setup.model is not None
-    return ModelDrafter(setup.model, setup.n_vocab)
+    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, p_min=setup.p_min)
+
+
+def create_tinydraft(setup: DraftSetup) -> ModelDrafter:
+    """The same drafter for the small model trained for this target, `setup.head("tinydraft")`."""
+    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.p_min)

@@ -2,17 +2,24 @@
 
 A suffix automaton over the committed tokens finds that match in constant amortised time a token, however long the
 context (SAM-Decoding, arXiv:2411.10666). It indexes committed tokens only, so nothing ever has to be rolled back; a new
-request starts an empty index. Proposals are point masses.
+request starts an empty index. Proposals are point masses: the continuation of that match, or with trees also those of
+shorter matches, merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgespec.draft.base import DraftSetup
+from edgespec.draft.base import DraftSetup, TreePlan
+from edgespec.draft.track import AcceptanceTrack
+from edgespec.draft.tree import merge_sequences
 from edgespec.types import DraftContext, FloatArray, Offer, Proposal
 
 __all__ = ["NgramDrafter", "SuffixAutomaton", "create"]
+
+JUDGED_TOKENS = 4  # of every match, to learn how far it holds
+# Acceptance by match length before anything was seen, as (hits, tokens judged): 1, 2, 3, 4-7 and 8 tokens or more.
+PRIORS = ((0.4, 2.0), (0.8, 2.0), (1.2, 2.0), (1.4, 2.0), (1.7, 2.0))
 
 
 class SuffixAutomaton:
@@ -44,6 +51,16 @@ class SuffixAutomaton:
         if suffix:
             self._end[suffix] = position
 
+    def matches(self) -> list[tuple[int, int]]:
+        """(length, end) of the longest match and then of shorter suffixes that occurred elsewhere, longest first."""
+        found: list[tuple[int, int]] = []
+        state = self._link[self._last]
+        while state > 0:
+            end = self.match_end if not found else self._end[state]
+            found.append((self._length[state], end))
+            state = self._link[state]
+        return found
+
     def _add_state(self, length: int, follow: dict[int, int], end: int) -> int:
         self._next.append(follow)
         self._link.append(-1)
@@ -66,34 +83,60 @@ class SuffixAutomaton:
 
 
 class NgramDrafter:
-    """Copies the continuation of the longest match of at least `min_match` tokens."""
+    """Copies the continuation of the longest match of at least `min_match` tokens; with `tree` also those of others."""
 
     source = "ngram"
     taps: tuple[str, ...] = ()
 
-    def __init__(self, min_match: int = 2) -> None:
+    def __init__(self, min_match: int = 2, tree: TreePlan | None = None) -> None:
         self.min_match = min_match
+        self.tree = tree
         self.reset()
 
     def reset(self) -> None:
         self._index = SuffixAutomaton()
+        self._track = AcceptanceTrack(PRIORS)
 
     def offer(self, context: DraftContext) -> Offer:
-        """Unlimited where there is a match (a match that runs into the end repeats its period), else nothing."""
+        """Unlimited where there is a match (a match that runs into the end repeats its period), else nothing.
+
+        The acceptance is that of earlier matches of about this length in this request.
+        """
+        self._track.learn(context.tokens)
         for token in context.tokens[len(self._index.tokens) :]:
             self._index.append(token)
-        return Offer(max_k=len(context.tokens) if self._index.match_length >= self.min_match else 0)
+        if self._index.match_length < self.min_match:
+            return Offer(max_k=0)
+        bucket, n_tokens = _bucket(self._index.match_length), len(context.tokens)
+        guess = Proposal(self._continuation(self._index.match_end, JUDGED_TOKENS), self.source)
+        self._track.ask(guess, n_tokens, bucket)  # judged also where another drafter gets the round
+        return Offer(n_tokens, self._track.rate(bucket))
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         self.offer(context)
         if self._index.match_length < self.min_match:
             return Proposal([], self.source)
-        tokens, start = self._index.tokens, self._index.match_end + 1
-        drafted = tokens[start : start + k]
+        if self.tree is None:
+            return Proposal(self._continuation(self._index.match_end, k), self.source)
+        return self._merge(k, self.tree)
+
+    def _continuation(self, end: int, n: int) -> list[int]:
+        """`n` tokens as they followed position `end`; one that runs into the end of the text repeats its period."""
+        tokens, start = self._index.tokens, end + 1
+        drafted = tokens[start : start + n]
         period = len(tokens) - start
-        while len(drafted) < k:
+        while len(drafted) < n:
             drafted.append(drafted[len(drafted) - period])
-        return Proposal(drafted, self.source)
+        return drafted
+
+    def _merge(self, k: int, plan: TreePlan) -> Proposal:
+        """Half of the rows for the longest match, then what followed shorter ones; the longest takes what is left."""
+        matches = self._index.matches()
+        ends = list(dict.fromkeys(end for length, end in matches if length >= self.min_match))[: plan.width]
+        rows = min(k, plan.rows)
+        sequences = [self._continuation(ends[0], -(-rows // 2))]
+        sequences += [self._continuation(end, min(plan.depth, rows)) for end in ends[1:]]
+        return merge_sequences([*sequences, self._continuation(ends[0], rows)], self.source, rows)
 
     def observe(self, start: int, tokens: Sequence[int], hidden: Mapping[str, FloatArray]) -> None:
         """Needs no features."""
@@ -102,5 +145,9 @@ class NgramDrafter:
         self.reset()
 
 
+def _bucket(length: int) -> int:
+    return min(length, 3) - 1 if length < 4 else 3 if length < 8 else 4
+
+
 def create(setup: DraftSetup) -> NgramDrafter:
-    return NgramDrafter(setup.prompt_lookup_min)
+    return NgramDrafter(setup.prompt_lookup_min, setup.tree)

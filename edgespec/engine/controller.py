@@ -14,8 +14,15 @@ from edgespec.types import FILLER, DraftContext, Drafter, RoundRecord
 __all__ = ["CONTROLLERS", "Controller", "MultiplicativeController", "WindowController", "create_controller"]
 
 
+# Acceptance that a drafter may fall short of a later one and still go first: earlier ones are the cheaper ones.
+HINT_MARGIN = 0.1
+
+
 class Controller:
-    """Always asks for `k` tokens from the first drafter that has any."""
+    """Always asks for `k` tokens from the first drafter that has any and does not call itself worse than a later one.
+
+    Drafters stand in order of priority; one without an acceptance of its own is taken as it comes.
+    """
 
     name = "fixed"
 
@@ -27,12 +34,19 @@ class Controller:
     def choose(self, drafters: Sequence[Drafter], context: DraftContext, room: int) -> tuple[Drafter | None, int]:
         """(drafter, k) for this round, min_k to `room` tokens; (None, 0) for a plain step."""
         lowest = max(1, self.min_k)
-        if min(self.k, room) >= lowest:
-            for drafter in drafters:
-                k = min(self.k, room, drafter.offer(context).max_k)
-                if k >= lowest:
-                    return drafter, k
-        return None, 0
+        if min(self.k, room) < lowest:
+            return None, 0
+        best: tuple[Drafter, int, float] | None = None
+        for drafter in drafters:
+            offer = drafter.offer(context)
+            k = min(self.k, room, offer.max_k)
+            if k < lowest:
+                continue
+            if best is None or (offer.acceptance is not None and offer.acceptance > best[2] + HINT_MARGIN):
+                best = (drafter, k, 1.0 if offer.acceptance is None else offer.acceptance)
+            if best[2] + HINT_MARGIN >= 1.0:
+                break
+        return (None, 0) if best is None else best[:2]
 
     def update(self, record: RoundRecord) -> None:
         """Learn from a finished round; plain rounds and free guesses teach nothing."""

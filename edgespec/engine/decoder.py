@@ -195,9 +195,11 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
     pending = loop.pending()
     context = DraftContext(loop.committed, job.sampler, job.noise, job.verifier, index)
     drafter, k = loop.controller.choose(loop.drafters, context, loop.room(len(pending)))
-    proposal = loop.filler(len(pending))
+    proposal, propose_s = loop.filler(len(pending)), 0.0
     if drafter is not None:
+        started = time.perf_counter()
         drafted = cast(Proposal, (yield Propose(drafter, context, k)))
+        propose_s = time.perf_counter() - started
         proposal = drafted if len(drafted) else proposal
 
     tokens = loop.padded(pending + proposal.tokens)
@@ -208,7 +210,7 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
 
     emitted, reason = _commit(loop, proposal, verdict)
     record = _record(index, k, proposal, verdict, len(emitted), len(tokens))
-    record.draft_s, record.target_s = proposal.run_s, rows.run_s
+    record.draft_s, record.target_s, record.propose_s = proposal.run_s, rows.run_s, propose_s
     if job.n_logprobs is not None:
         at = [0, *(i + 1 for i in verdict.path)]
         record.logprobs = [row_logprobs(rows.logits[at[d]], t, job.n_logprobs) for d, t in enumerate(emitted)]

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.noise import Noise
 from edgespec.proof.rules import Draft, RuleProof, Toy, prove
 from edgespec.sampling import Sampler, SamplingParams
-from edgespec.types import Candidates, FloatArray, Proposal, Verdict
+from edgespec.types import Candidates, FloatArray, IntArray, Proposal, Verdict
 from edgespec.verify import BlockVerifier, RejectionVerifier, Verifier, _draft_probs, _Prefix, _residual
 
 __all__ = ["NoResidualVerifier", "RoundlessVerifier", "enumerate_faults"]
@@ -87,8 +87,8 @@ class _CommittedOnly(Sampler):
     def __init__(self, inner: Sampler, n_committed: int) -> None:
         self._inner, self._n_committed = inner, n_committed
 
-    def row(self, logits: FloatArray, history: Sequence[int]) -> Candidates:
-        return self._inner.row(logits, history[: self._n_committed])
+    def row(self, logits: FloatArray, history: Sequence[int], ids: IntArray | None = None) -> Candidates:
+        return self._inner.row(logits, history[: self._n_committed], ids)
 
 
 class _StalePenalties(RejectionVerifier):

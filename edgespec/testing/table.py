@@ -20,6 +20,7 @@ from edgespec.types import FloatArray, ModelInfo, Rows
 __all__ = ["ForwardCall", "KeepCall", "TableModel", "TableSession", "check_log"]
 
 Table = Mapping[tuple[int, ...], ArrayLike] | Callable[[tuple[int, ...]], ArrayLike]
+Feature = Callable[[tuple[int, ...], str], ArrayLike]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class TableOptions:
     guard: bool = True
     inexact_rows: Collection[int] = ()
     n_hidden: int = 8
+    feature: Feature | None = None
+    n_ids: int | None = None
 
 
 class TableModel:
@@ -77,6 +80,8 @@ class TableModel:
     max_rows: longer calls raise ConfigError. refuse_keep: every partial keep raises CacheError, undeclared in `info`.
     nan_at: absolute positions whose row is NaN; `guard` False returns them instead of raising NumericsError.
     inexact_rows: row counts of a call at which all rows differ by about 1e-3, as another kernel's would.
+    feature: the taps' rows as a function of (whole prefix, tap); None draws `n_hidden` numbers from the last tokens.
+    n_ids: token ids go up to it, None for n_vocab.
     """
 
     def __init__(
@@ -161,7 +166,9 @@ class TableModel:
         return result
 
     def feature(self, prefix: Sequence[int], tap: str) -> FloatArray:
-        """[n_hidden] float32 fake feature of the last token of `prefix`; depends on the last four tokens."""
+        """[n_hidden] float32 fake feature of the last token of `prefix`; by default the last four tokens decide."""
+        if self.options.feature is not None:
+            return np.asarray(self.options.feature(tuple(prefix), tap), np.float32)
         rng = np.random.default_rng([self.options.seed, 2, *tap.encode(), *prefix[-4:]])
         return rng.standard_normal(self.options.n_hidden, np.float32)
 
@@ -192,7 +199,7 @@ class TableSession:
     ) -> Rows:
         info, n_past = self.model.info, self.n_past
         self._check_open()
-        rows = check_forward(info, n_past, tokens, logits_rows, taps)
+        rows = check_forward(info, n_past, tokens, logits_rows, taps, self.model.options.n_ids)
         self._check_shape(tokens, parents)
         prefixes = self._prefixes(tokens, parents)
         logits = np.empty((len(rows), info.n_vocab), self.model.options.dtype)
@@ -252,8 +259,8 @@ class TableSession:
             raise ConfigError(f"{info.name}: parents {list(parents)} do not describe a tree over {len(tokens)} tokens.")
 
     def _prefixes(self, tokens: Sequence[int], parents: Sequence[int] | None) -> list[list[int]]:
-        order = self.model.options.order
-        is_short = self.model.options.table is None and not self.model.options.nan_at and order < 4
+        options = self.model.options
+        is_short = options.table is None and options.feature is None and not options.nan_at and options.order < 4
         start = self.tokens[-4:] if is_short else self.tokens
         prefixes: list[list[int]] = []
         for i, token in enumerate(tokens):

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from edgespec import zoo
+from edgespec.options import BUNDLED_DRAFTS
+
 pytestmark = pytest.mark.real_model
 
+TRAINED = [draft.kind for draft in zoo.list_drafts("smollm2-135m")]
 FOX = "Write a short story about a fox who learns to swim."
 
 
@@ -35,8 +39,10 @@ def edgespec(
 
 
 @pytest.mark.parametrize("settings", [["--temp", "0"], ["--temp", "0.8", "--top-p", "0.95", "--seed", "7"]])
-@pytest.mark.parametrize("draft", ["ngram", "model"])
+@pytest.mark.parametrize("draft", ["ngram", "model", *BUNDLED_DRAFTS])
 def test_run_compare_is_identical(real_draft: Path, child_env: dict[str, str], draft: str, settings: list[str]) -> None:
+    if draft in BUNDLED_DRAFTS and draft not in TRAINED:
+        pytest.skip(f"the zoo has no {draft} draft for smollm2-135m")
     extra = ["-md", str(real_draft)] if draft == "model" else []
     done = edgespec("run", "--compare", "-n", "60", *settings, "--draft", draft, *extra, FOX, "--json", env=child_env)
     result = json.loads(done.stdout.strip().splitlines()[-1])
@@ -45,16 +51,35 @@ def test_run_compare_is_identical(real_draft: Path, child_env: dict[str, str], d
     assert result["accepted"] <= result["drafted"]
     accepted = result["accepted"] + result["accepted_fillers"]
     assert result["completion_tokens"] == accepted + result["rounds"] - result["cut"]
+    if draft != "ngram":
+        assert result["sources"][draft]["drafted"] > 0
+        assert len(result["acceptance_by_position"]) >= 1
+
+
+@pytest.mark.parametrize("draft", ["eagle", "medusa", "tinydraft"])
+def test_run_compare_with_trees_reports_the_first_difference(child_env: dict[str, str], draft: str) -> None:
+    if draft not in TRAINED:
+        pytest.skip(f"the zoo has no {draft} draft for smollm2-135m")
+    trees = ["--draft", draft, "--fast", "--tree", "--tree-rows", "6"]
+    done = edgespec("run", "--compare", "-n", "60", *trees, FOX, "--json", env=child_env)
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    assert result["graphs"] == {"plain": "model.onnx", "speculative": "tree.onnx"}
+    assert result["sources"][draft]["drafted"] > 0
+    assert result["identical"] is (result["difference"] is None)
+    if result["difference"] is not None:
+        assert 0 <= result["difference"]["top2_gap"] < 2.0
 
 
 def test_cli_and_api_play_the_same_rounds(real_bundle: Path, child_env: dict[str, str]) -> None:
     from edgespec import LLM, SamplingParams
 
     done = edgespec(
-        "run", "-n", "40", "--temp", "0.8", "--top-p", "0.95", "--seed", "5", "-t", "2", FOX, "--json", env=child_env
+        *("run", "--draft", "ngram", "-n", "40", "--temp", "0.8", "--top-p", "0.95", "--seed", "5", "-t", "2"),
+        *(FOX, "--json"),
+        env=child_env,
     )
     ours = json.loads(done.stdout)
-    with LLM(real_bundle, threads=2) as llm:
+    with LLM(real_bundle, draft="ngram", threads=2) as llm:
         params = SamplingParams(temperature=0.8, top_p=0.95, seed=5, max_tokens=40)
         output = llm.chat([{"role": "user", "content": FOX}], params).outputs[0]
     assert ours["token_ids"] == output.token_ids
@@ -79,6 +104,7 @@ def test_verbose_prints_the_same_text_and_the_figures(child_env: dict[str, str])
     verbose = edgespec("run", "-n", "40", "-v", FOX, env=child_env)
     assert verbose.stdout == quiet.stdout
     assert "tokens in" in verbose.stderr
+    assert "accepted by source: " in verbose.stderr
     edgespec("run", "-n", "100", "-v", "--ignore-eos", "Say hi.", env=child_env)
 
 
@@ -95,6 +121,11 @@ def test_verbose_prints_the_same_text_and_the_figures(child_env: dict[str, str])
         (["run", "-c", "16", FOX], "the context holds 16"),
         (["run", ""], "empty"),
         (["run", "--draft", "model", "x"], "needs a draft model"),
+        (["run", "--draft", "pruned", "x"], "--draft-model smollm2-135m:pruned"),
+        (["run", "--tree", "x"], "use exact=False (--fast)"),
+        (["run", "--draft", "early-exit", "--tree", "--fast", "x"], "draft='early-exit'"),
+        (["run", "--draft-p-min", "2", "x"], "draft_p_min=2.0"),
+        (["run", "--stop", "\udce9", "x"], "--stop holds half of a surrogate pair"),
         (["run", "--device", "magic", "x"], "magic"),
     ],
 )

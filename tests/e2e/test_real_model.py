@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import LLM, SamplingParams
+from edgespec import LLM, SamplingParams, zoo
 from edgespec.compare import compare
 
 pytestmark = pytest.mark.real_model
@@ -42,6 +42,21 @@ def test_speculative_equals_plain_with_exact_rows(llm: LLM, draft: str, params: 
             assert output.text == expected.text
             accepted = sum(s.accepted for s in output.stats.sources.values())
             assert output.stats.emitted == accepted + output.stats.rounds - output.stats.cut
+
+
+@pytest.mark.parametrize("draft", [draft.kind for draft in zoo.list_drafts("smollm2-135m")])
+def test_every_shipped_draft_equals_plain_and_pays_in_tokens(real_bundle: Path, draft: str) -> None:
+    """Same text at both temperatures, and more than one token a round: a head with mixed-up features gives one."""
+    with LLM(real_bundle, draft=draft, threads=2) as llm:
+        plain = llm.variant(draft="none")
+        for params in (GREEDY, SAMPLED):
+            expected = plain.generate(ask(llm, PROMPTS[0]), params)[0].outputs[0]
+            for k in (1, 4):
+                variant = llm.variant(num_speculative_tokens=k)
+                output = variant.generate(ask(llm, PROMPTS[0]), params)[0].outputs[0]
+                assert output.token_ids == expected.token_ids
+            if params is GREEDY:
+                assert (output.stats.mean_acceptance_length or 0) > 1.3
 
 
 def test_exact_rows_are_found_here_or_reported(llm: LLM) -> None:

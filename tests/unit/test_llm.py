@@ -125,6 +125,21 @@ def test_a_draft_longer_than_the_context_is_refused() -> None:
         ({"speculative_tokens": 3}, "unknown option 'speculative_tokens'"),
         ({"min_speculative_tokens": 5}, "min_speculative_tokens=5 is over"),
         ({"threads": 0}, "threads=0"),
+        ({"tree": True}, r"tree=True \(--tree\) with exact=True.*use exact=False \(--fast\), or drop the tree"),
+        (
+            {"tree": True, "exact": False, "verifier": "block"},
+            "verifier='block'.*use one of coupled, rejection, or drop",
+        ),
+        ({"tree": True, "exact": False, "draft": "early-exit"}, "draft='early-exit': .*use draft='eagle'"),
+        ({"tree": True, "exact": False, "controller": "window"}, "controller='window'.*use controller='fixed'"),
+        ({"tree": True, "exact": False, "draft": "none"}, "no effect, as draft='none'"),
+        ({"tree": 1}, "tree=1: it must be a bool"),
+        ({"tree": True, "exact": False, "tree_rows": 0}, "tree_rows=0: .*from 1 up"),
+        ({"tree": True, "exact": False, "tree_width": 1.5}, "tree_width=1.5: .*from 1 up"),
+        ({"tree": True, "exact": False, "tree_rows": 256}, "tree_rows=256: .*256 tokens, so use 1 to 255"),
+        ({"draft_p_min": 1}, "draft_p_min=1: it is a probability"),
+        ({"draft_p_min": True}, "draft_p_min=True"),
+        ({"draft": "eagle"}, "'eagle' is made for one bundle, and the loaded model is none"),
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], message: str) -> None:
@@ -152,6 +167,52 @@ def test_prompts_are_checked() -> None:
         llm.generate("text", GREEDY)
     with pytest.raises(ConfigError, match="one sample"):
         llm.stream([1], SamplingParams(n=2))
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection"])
+@pytest.mark.parametrize("draft", ["model", "ngram", "ngram,model"])
+def test_trees_of_drafted_tokens_give_the_same_text(draft: str, verifier: str) -> None:
+    target, prompt = target_model(), [1, 2, 3, 1, 2, 4, 2, 1, 5, 1, 2]
+    options: dict[str, Any] = {} if draft == "ngram" else {"draft_model": draft_model("noisy", target)}
+    if "ngram" in draft:
+        options["prompt_lookup_min"] = 1
+    llm = LLM(target, draft=draft, tree=True, exact=False, tree_rows=7, tree_width=3, verifier=verifier, **options)
+    output = llm.generate(prompt, GREEDY)[0].outputs[0]
+    assert output.token_ids == LLM(target_model(), draft="none").generate(prompt, GREEDY)[0].outputs[0].token_ids
+    assert any(call.parents is not None for call in target.forwards)
+    assert max(record.drafted for record in output.stats.records) <= 7
+    check_log(target)
+    plain = llm.variant(draft="none")
+    assert plain.options.tree is False
+    with pytest.raises(ConfigError, match="with exact=True"):
+        llm.variant(exact=True)
+
+
+def test_a_target_without_trees_refuses_them() -> None:
+    with pytest.raises(IncompatibleError, match="runs no trees on this backend: drop the tree"):
+        LLM(target_model(tree=False), tree=True, exact=False)
+
+
+def test_a_confidence_limit_cuts_drafts_short() -> None:
+    target = target_model()
+    llm = LLM(target, draft_model=draft_model("noisy", target), num_speculative_tokens=6, draft_p_min=0.9)
+    free = LLM(target_model(), draft_model=draft_model("noisy", target), num_speculative_tokens=6)
+    cut, full = (each.generate([1, 2], GREEDY)[0].outputs[0] for each in (llm, free))
+    assert cut.token_ids == full.token_ids
+    assert cut.stats.drafted / cut.stats.rounds < full.stats.drafted / full.stats.rounds
+
+
+def test_more_tokens_than_the_context_holds_are_said() -> None:
+    """`-n 4000` ended at the context's end without a word."""
+    llm = LLM(target_model(n_ctx=64))
+    notes = llm.generate([1, 2, 3, 4], SamplingParams(temperature=0.0, max_tokens=61))[0].stats.notes
+    assert any("max_tokens is 61, but the context of 64 tokens has room for 60" in note for note in notes)
+    assert not llm.generate([1, 2, 3, 4], SamplingParams(temperature=0.0, max_tokens=60))[0].stats.notes
+
+
+def test_half_a_character_in_a_stop_string_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stop holds half of a surrogate pair \(U\+D800\)"):
+        LLM(target_model()).stream([1], SamplingParams(stop=("a\ud800",)))
 
 
 def test_logprobs_hold_the_token_and_the_alternatives() -> None:
@@ -218,6 +279,9 @@ def test_exact_rows_are_not_claimed_where_they_could_not_be_taken_back() -> None
         ({"n_ctx": 32}, "n_ctx=32 would have no effect, as the model is loaded already"),
         ({"threads": 7}, "threads=7 would have no effect"),
         ({"draft_n_ctx": 7}, "draft_n_ctx=7 would have no effect, as there is no draft model"),
+        ({"draft_p_min": 0.5}, "draft_p_min=0.5 would have no effect, as draft='ngram' has no probabilities"),
+        ({"tree_rows": 4}, r"tree_rows=4 would have no effect, as tree is off \(--tree\)"),
+        ({"tree_width": 4}, "tree_width=4 would have no effect"),
         ({"exact": "no"}, "exact='no'"),
         ({"device": 3}, "device=3"),
         ({"draft": ""}, "draft=''"),

@@ -48,8 +48,19 @@ def test_the_users_own_manifest_wins(world: World) -> None:
         ('kind = "wheel"', 'kind = "weel"', 'not one of wheel, hub, path; did you mean "wheel"'),
         ('sha256 = "', 'sha256 = "x', "where 64 hexadecimal digits"),
         ("[drafts.half]", "[drafts.ngram]", "takes the name of a built-in draft"),
+        ("[drafts.half]", "[drafts.eagle]", "takes the name of a built-in draft"),
+        (
+            'license = "CC0-1.0"',
+            'license = "CC0-1.0"\ndefault_draft = "ngram,half"',
+            "'half' is not one of ngram, tiny",
+        ),
+        ('license = "CC0-1.0"', 'license = "CC0-1.0"\ndefault_draft = "ngram,eagel"', 'did you mean "eagle"'),
         ('description = "one layer"', 'descripton = "one layer"', "the key 'description' is missing"),
-        ('license = "CC0-1.0"', 'license = "CC0-1.0"\ndefault_draft = "other"', "not one of ngram, none, half"),
+        (
+            'license = "CC0-1.0"',
+            'license = "CC0-1.0"\ndefault_draft = "other"',
+            "'other' is not one of ngram, none, tinydraft, eagle, medusa, early-exit, half",
+        ),
     ],
 )
 def test_manifest_mistakes_are_named(world: World, old: str, new: str, message: str) -> None:

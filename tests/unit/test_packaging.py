@@ -6,9 +6,11 @@ import ast
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,9 @@ LIGHT = (
     "edgespec.config",
     "edgespec.cpu",
     "edgespec.downloads",
+    "edgespec.draft.eagle",
+    "edgespec.draft.early_exit",
+    "edgespec.draft.medusa",
     "edgespec.draft.model",
     "edgespec.draft.ngram",
     "edgespec.engine.controller",
@@ -34,6 +39,7 @@ LIGHT = (
     "edgespec.errors",
     "edgespec.gguf",
     "edgespec.llm",
+    "edgespec.loading",
     "edgespec.noise",
     "edgespec.pairs",
     "edgespec.sampling",
@@ -41,6 +47,7 @@ LIGHT = (
     "edgespec.testing",
     "edgespec.types",
     "edgespec.verify",
+    "edgespec.zoo",
 )
 MODULES = sorted(
     path
@@ -51,7 +58,7 @@ MODULES = sorted(
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "export"), str(ROOT / "bench")])
+    path = os.pathsep.join([str(ROOT), *(str(ROOT / folder) for folder in ("export", "bench", "models"))])
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": path},
@@ -148,11 +155,37 @@ def test_constraints_are_versions_only() -> None:
     assert names <= pinned
 
 
-def test_every_manifest_goes_into_the_wheel() -> None:
+def test_manifests_drafts_and_packages_go_into_the_wheel(tmp_path: Path) -> None:
     """Manifests were once listed by name, so that a new one would have been left out of the wheel."""
-    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert "/models/*.toml" in wheel["include"]
-    assert wheel["sources"]["models"] == "edgespec/manifests"
+    source = tmp_path / "source"
+    patterns = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".*_cache", ".hypothesis", "tests", "zoo")
+    shutil.copytree(ROOT, source, ignore=lambda folder, names: patterns(folder, names) - {"zoo.py"})
+    (source / "models" / "another.toml").write_text("", encoding="utf-8")
+    draft = source / "models" / "zoo" / "another" / "eagle"
+    draft.mkdir(parents=True)
+    (draft / "config.json").write_text("{}", encoding="utf-8")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "edgespec/zoo.py",
+        "edgespec/zoo/another/eagle/config.json",
+        "edgespec/manifests/another.toml",
+        "edgespec/manifests/smollm2-135m.toml",
+        "edgespec_models/__init__.py",
+        "edgespec_export/__init__.py",
+        "edgespec_bench/__init__.py",
+        "edgespec/py.typed",
+    ):
+        assert name in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "edgespec",
+        "edgespec_export",
+        "edgespec_bench",
+        "edgespec_models",
+    }
 
 
 def test_licence_is_complete() -> None:

@@ -290,3 +290,77 @@ def test_parameters_are_normalised():
     assert params.logit_bias == {5: 1.0}
     assert type(params.seed) is int
     assert type(params.temperature) is float
+
+
+REDUCED = np.array([0, 3, 4, 7, 8, 15, 16, 23, 42, 108])
+SETTINGS = {
+    "greedy": {"temperature": 0.0},
+    "open": {},
+    "top_k": {"top_k": 4},
+    "top_k_beyond": {"top_k": 40},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "all": {"temperature": 0.7, "top_k": 6, "top_p": 0.9, "min_p": 0.02},
+    "bias": {"logit_bias": {3: 2.0, 9: 50.0, 15: -100.0}},
+    "bad": {"bad_words_ids": ((4,), (7, 23)), "top_p": 0.9},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "presence_penalty": 0.2, "top_k": 5},
+    "held_back": {"min_tokens": 5, "stop_token_ids": (42,)},
+    "greedy_penalties": {"temperature": 0.0, "frequency_penalty": 3.0},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_reduced_row_is_the_full_row_with_nothing_elsewhere(settings, dtype):
+    rng = np.random.default_rng(8)
+    history = [7, 3, 108, 3, 16]
+    sampler = Sampler(SamplingParams(**settings), n_vocab=120, eos_ids=(23,), n_prompt=2)
+    for _ in range(50):
+        logits = (3 * rng.standard_normal(len(REDUCED))).astype(dtype)
+        full = np.full(120, -np.inf, dtype)
+        full[REDUCED] = logits
+        before = logits.copy()
+        reduced, expected = sampler.row(logits, history, REDUCED), sampler.row(full, history)
+        assert reduced.ids.tolist() == expected.ids.tolist()
+        np.testing.assert_array_equal(reduced.logits, expected.logits)
+        assert reduced.logits.dtype == dtype
+        np.testing.assert_array_equal(logits, before)
+        tokens, probs = sampler.best(logits, history, 3, REDUCED)
+        expected_tokens, expected_probs = sampler.best(full, history, 3)
+        assert tokens == expected_tokens
+        assert probs == pytest.approx(expected_probs, rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 40])
+def test_the_best_tokens_come_in_order_lowest_id_first_among_equals(n):
+    rng = np.random.default_rng(n)
+    sampler = Sampler(SamplingParams(), n_vocab=30, eos_ids=(), n_prompt=1)
+    for _ in range(20):
+        logits = rng.integers(0, 12, 30).astype(np.float32)
+        logits[rng.integers(0, 30, 3)] = -np.inf
+        tokens, probs = sampler.best(logits, [0], n)
+        wanted = [token for token in sorted(range(30), key=lambda token: (-logits[token], token)) if logits[token] >= 0]
+        assert tokens == wanted[:n]
+        weights = np.exp(logits - logits.max())
+        assert probs == pytest.approx((weights / weights.sum())[tokens].tolist(), rel=1e-5)
+
+
+def test_the_best_tokens_are_those_that_processors_leave():
+    sampler = Sampler(SamplingParams(temperature=0.0, logit_bias={2: -np.inf}), n_vocab=4, eos_ids=(), n_prompt=1)
+    tokens, probs = sampler.best(np.array([1.0, 2.0, 9.0, 2.0]), [0], 9)
+    assert tokens == [1, 3, 0]
+    assert probs == pytest.approx([1 / (2 + np.exp(-1))] * 2 + [np.exp(-1) / (2 + np.exp(-1))])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reduced_row_without_a_token_left_is_empty(temperature):
+    """The full row raises, as the target has then nothing to say; a draft just ends."""
+    params = SamplingParams(temperature=temperature, logit_bias={1: -np.inf, 2: -np.inf})
+    sampler = Sampler(params, n_vocab=4, eos_ids=(), n_prompt=1)
+    ids = np.array([1, 2])
+    assert len(sampler.row(np.zeros(2), [0], ids).ids) == 0
+    assert sampler.best(np.zeros(2), [0], 2, ids) == ([], [])
+    with pytest.raises(IncompatibleError, match=r"shape \(3,\), the sampler expects \(2,\)"):
+        sampler.row(np.zeros(3), [0], ids)
+    with pytest.raises(NumericsError):
+        sampler.row(np.array([np.nan, 0.0]), [0], np.array([0, 3]))

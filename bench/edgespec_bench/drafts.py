@@ -1,0 +1,166 @@
+"""The drafts that ship, side by side: acceptance by position, cost of a draft token, speed against native plain.
+
+Acceptance is measured at a fixed k (4, or as many as a draft has heads) on every kind of prompt; cost is the wall time
+of a proposal, host work included, over V(1), the runtime of a native one-row step in the same run; speed takes the
+mixes of drafts that a user would choose, alternating with plain on each prompt. Knows the Python API and the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec import LLM, SamplingParams
+from edgespec.outputs import CompletionOutput
+from edgespec_bench.prompts import load_prompts
+from edgespec_bench.speculation import SETTINGS
+from edgespec_bench.spread import paired_ratio, spread
+
+__all__ = ["DRAFTS", "MIXES", "DraftCase", "Mix", "measure_drafts", "measure_mixes"]
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DraftCase:
+    """A draft kind at its k, and what it should reach on chat at T = 0: tokens a round, cost of a token over V(1)."""
+
+    draft: str
+    k: int = 4
+    wanted_length: float | None = None
+    wanted_cost: float | None = None
+    is_cost_per_round: bool = False  # one pass drafts all the tokens
+
+
+DRAFTS = (
+    DraftCase("eagle", 4, 2.2, 0.10),
+    DraftCase("tinydraft", 4, 2.0, 0.12),
+    DraftCase("medusa", 3, 1.8, 0.06, is_cost_per_round=True),
+    DraftCase("early-exit", 4, 2.0, 0.35),
+    DraftCase("ngram", 4),
+)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Drafts in order of priority and how many tokens they may draft."""
+
+    draft: str
+    k: int
+    p_min: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.draft} k={self.k}" + (f" p-min {self.p_min}" if self.p_min else "")
+
+
+MIXES = (
+    Mix("ngram", 3),
+    Mix("eagle", 1),
+    Mix("eagle", 3),
+    Mix("ngram,eagle", 1),
+    Mix("ngram,eagle", 3, 0.5),
+    Mix("tinydraft", 1),
+    Mix("medusa", 1),
+    Mix("early-exit", 1),
+)
+
+
+def measure_drafts(
+    model: str, threads: int, n_tokens: int, n_prompts: int, kinds: Sequence[str], cases: Sequence[DraftCase], say: Say
+) -> list[dict[str, Any]]:
+    """A row for each draft, kind of prompt and setting."""
+    rows = []
+    for case in cases:
+        with LLM(model, draft=case.draft, num_speculative_tokens=case.k, threads=threads) as llm:
+            for kind in kinds:
+                prompts = [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n_prompts]]
+                for name, setting in SETTINGS.items():
+                    say(f"{case.draft}, {kind}, {name}")
+                    params = SamplingParams(max_tokens=n_tokens, **setting)
+                    rows.append({"draft": case.draft, "k": case.k, "kind": kind, "setting": name,
+                                 **_acceptance(llm, prompts, params, case)})  # fmt: skip
+    return rows
+
+
+def _acceptance(llm: LLM, prompts: list[list[int]], params: SamplingParams, case: DraftCase) -> dict[str, Any]:
+    plain = llm.variant(draft="none", exact=False)
+    drafted: list[CompletionOutput] = []
+    step_s: list[float] = []
+    for prompt in prompts:
+        for side, outputs in ((plain, None), (llm, drafted)):
+            side.forget()
+            output = side.generate(prompt, params)[0].outputs[0]
+            if outputs is None:
+                step_s += [record.target_s for record in output.stats.records[1:] if record.n_rows == 1]
+            else:
+                outputs.append(output)
+    records = [record for output in drafted for record in output.stats.records[1:]]
+    full = [record for record in records if record.source != "filler" and record.drafted == case.k]
+    per = 1 if case.is_cost_per_round else case.k
+    emitted = sum(output.stats.emitted for output in drafted)
+    v1 = spread(step_s).median
+    return {
+        "mean_acceptance_length": round(emitted / sum(output.stats.rounds for output in drafted), 3),
+        "acceptance_by_position": [round(value, 3) for value in by_position(records, case.k)],
+        "v1_ms": round(1e3 * v1, 3),
+        "draft_cost": round(spread([r.propose_s / per for r in full]).median / v1, 3) if full else None,
+        "draft_cost_in_runtime": round(spread([r.draft_s / per for r in full]).median / v1, 3) if full else None,
+    }
+
+
+def by_position(records: Sequence[Any], k: int) -> list[float]:
+    """Share of the tokens drafted at each position that were accepted, given that those before were."""
+    shares = []
+    for depth in range(k):
+        judged = [r for r in records if r.source != "filler" and r.drafted > depth and r.accepted >= depth]
+        if not judged:
+            break
+        shares.append(sum(r.accepted > depth for r in judged) / len(judged))
+    return shares
+
+
+def measure_mixes(
+    model: str, threads: int, n_tokens: int, n_prompts: int, kinds: Sequence[str], mixes: Sequence[Mix], say: Say
+) -> list[dict[str, Any]]:
+    """Speed of each mix over native one-row plain decoding, both taking turns on each prompt."""
+    rows = []
+    for mix in mixes:
+        options = {"num_speculative_tokens": mix.k, "draft_p_min": mix.p_min}
+        with (
+            LLM(model, draft=mix.draft, threads=threads, **options) as llm,
+            LLM(model, draft="none", exact=False, threads=threads) as plain,
+        ):
+            for kind in kinds:
+                prompts = [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n_prompts]]
+                for name, setting in SETTINGS.items():
+                    say(f"{mix.label}, {kind}, {name}")
+                    params = SamplingParams(max_tokens=n_tokens, **setting)
+                    rows.append(
+                        {"mix": mix.label, "kind": kind, "setting": name, **_speed(plain, llm, prompts, params)}
+                    )
+    return rows
+
+
+def _speed(plain: LLM, llm: LLM, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
+    speeds: dict[str, list[float]] = {"plain": [], "speculative": []}
+    rounds = emitted = 0
+    for prompt in prompts:
+        runs = {}
+        for name, side in (("plain", plain), ("speculative", llm)):
+            side.forget()
+            runs[name] = side.generate(prompt, params)[0].outputs[0].stats
+        if any(run.decode_tok_s is None for run in runs.values()):
+            continue  # answered in one round: nothing to time
+        for name, run in runs.items():
+            speeds[name].append(run.decode_tok_s or 0.0)
+        rounds += runs["speculative"].rounds
+        emitted += runs["speculative"].emitted
+    ratio = paired_ratio(speeds["speculative"], speeds["plain"])
+    return {
+        "plain_tok_s": round(spread(speeds["plain"]).median, 1),
+        "spec_tok_s": round(spread(speeds["speculative"]).median, 1),
+        "speedup": ratio.to_dict(3),
+        "mean_acceptance_length": round(emitted / max(rounds, 1), 2),
+    }

@@ -1,0 +1,63 @@
+"""Opens the bundle of a trained draft as what its drafter expects: a model with a KV cache, or a plain function.
+
+`edgespec.draft.heads` says what each kind offers. Everything opened here is shared by all sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.bundle import Bundle
+from edgespec.errors import BundleError
+from edgespec.options import EngineOptions
+from edgespec.types import IntArray, Model
+
+if TYPE_CHECKING:
+    from edgespec.backends.onnx.stateless import StatelessGraph
+
+__all__ = ["PlainHead", "open_draft"]
+
+TREE_GRAPH = "tree.onnx"
+PLAIN_KINDS = ("medusa", "exit")  # without a KV cache
+
+
+class PlainHead:
+    """A draft without a cache (Medusa, early exit): arrays by name in and out."""
+
+    def __init__(self, graph: StatelessGraph, draft: Mapping[str, Any], vocabulary: IntArray | None) -> None:
+        self.graph = graph
+        self.draft = draft
+        self.vocabulary = vocabulary
+
+    @property
+    def run_s(self) -> float:
+        """Seconds inside the runtime of the last call."""
+        return self.graph.run_s
+
+    def run(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Outputs by name; views that hold until the next call."""
+        return self.graph.run(feeds)
+
+    def close(self) -> None:
+        self.graph.close()
+
+
+def open_draft(folder: Path, options: EngineOptions) -> Model | PlainHead:
+    """Load the draft bundle in `folder` on the draft's device. Raises BundleError for the bundle of a target."""
+    bundle = Bundle.open(folder)
+    draft = bundle.info.draft
+    if draft is None:
+        raise BundleError(f"{folder} is the bundle of a target, not of a trained draft: use it as a model")
+    if draft["kind"] in PLAIN_KINDS:
+        from edgespec.backends.onnx.stateless import StatelessGraph
+
+        graph = StatelessGraph(bundle.model_path, options.threads, options.draft_device)
+        return PlainHead(graph, draft, bundle.vocabulary())
+    from edgespec.backends import load_model
+
+    tree = options.tree and bundle.has(TREE_GRAPH)
+    return load_model(
+        folder, device=options.draft_device, n_ctx=options.draft_n_ctx, threads=options.threads, tree=tree
+    )

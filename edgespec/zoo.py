@@ -1,0 +1,272 @@
+"""Small trained drafts: those that ship with edgespec (the zoo), found for a target and converted once into the cache.
+
+Owns what a draft folder's config.json must say, which draft fits which target, and where its bundle lies. A draft's
+embedding table and head come from the target, so that a bundle is made for one draft and one target bundle. Training is
+in edgespec_models, conversion in edgespec_export.drafts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.bundle import Bundle
+from edgespec.config import cache_dir
+from edgespec.conversions import bundle_path, is_bundle, make_bundle, plain_name
+from edgespec.downloads import Progress, file_sha256, lock
+from edgespec.errors import BundleError, IncompatibleError
+from edgespec.options import BUNDLED_DRAFTS
+
+__all__ = [
+    "TrainedDraft",
+    "bundled_kind",
+    "check_fits",
+    "converted",
+    "ensure",
+    "find_draft",
+    "fits",
+    "is_draft_folder",
+    "list_drafts",
+    "prepare",
+    "read_draft",
+]
+
+FORMAT = "edgespec-draft"
+VERSION = 1
+CONFIG, WEIGHTS = "config.json", "weights.safetensors"
+MAX_CONFIG_BYTES = 16 << 20  # the training history is in it
+KINDS = {name: kind for kind, name in BUNDLED_DRAFTS.items()}  # name in files -> draft kind
+
+
+@dataclass(frozen=True)
+class TrainedDraft:
+    """A folder of draft weights. kind: as `draft` names it; target: the pair that it was trained for."""
+
+    kind: str
+    folder: Path
+    target: str
+    n_embd: int
+    tokenizer_hash: str | None
+    taps: tuple[str, ...]
+    exit_layer: int | None
+    size_bytes: int
+    acceptance: Mapping[str, Any]
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """What a target must be and have; see `check_fits`."""
+        return {
+            "n_embd": self.n_embd,
+            "tokenizer_hash": self.tokenizer_hash,
+            "taps": self.taps,
+            "exit_layer": self.exit_layer,
+        }
+
+
+def zoo_dir() -> Path:
+    """Folder of the drafts that ship: in a wheel beside this module, in a checkout models/zoo."""
+    here = Path(__file__).resolve().parent
+    shipped = here / "zoo"
+    return shipped if shipped.is_dir() else here.parent / "models" / "zoo"
+
+
+def list_drafts(pair: str) -> list[TrainedDraft]:
+    """The zoo's drafts for the known pair of that name, by kind; raises BundleError for a broken one."""
+    folders = [zoo_dir() / pair / name for name in KINDS]
+    return [read_draft(folder) for folder in folders if (folder / CONFIG).is_file()]
+
+
+def is_draft_folder(path: Path) -> bool:
+    """Whether `path` holds trained draft weights that are no bundle yet."""
+    if not (path / CONFIG).is_file() or (path / CONFIG).stat().st_size > MAX_CONFIG_BYTES:
+        return False
+    try:
+        fields = json.loads((path / CONFIG).read_bytes())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and fields.get("format") == FORMAT
+
+
+def read_draft(folder: Path) -> TrainedDraft:
+    """Read a draft folder's config.json. Raises BundleError naming the file and the key."""
+    path = folder / CONFIG
+    if not is_draft_folder(folder):
+        raise BundleError(f'{path} does not say "format": "{FORMAT}": it is no folder of trained draft weights')
+    fields = json.loads(path.read_bytes())
+    if fields.get("version") != VERSION:
+        raise BundleError(
+            f"{path} has version {fields.get('version')!r}, this edgespec reads {VERSION}: update edgespec"
+        )
+    name = fields.get("kind")
+    if name not in KINDS:
+        raise BundleError(f"{path} has the kind {name!r}, not one of {', '.join(KINDS)}: update edgespec")
+    wanted: dict[str, tuple[type, ...]] = {
+        "target": (str,),
+        "n_embd": (int,),
+        "tokenizer_hash": (str, type(None)),
+        "taps": (list, type(None)),
+        "exit_layer": (int, type(None)),
+        "acceptance": (dict, type(None)),
+    }
+    for key, kinds in wanted.items():
+        if type(fields.get(key)) not in kinds:
+            raise BundleError(f"{path} has {key} = {str(fields.get(key))[:60]!r}, which is not a valid value for it")
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        raise BundleError(f"{weights} is missing: a draft is its config.json and its weights")
+    return TrainedDraft(
+        kind=KINDS[name],
+        folder=folder,
+        target=fields["target"],
+        n_embd=fields["n_embd"],
+        tokenizer_hash=fields["tokenizer_hash"],
+        taps=tuple(fields.get("taps") or ()),
+        exit_layer=fields.get("exit_layer") if name == "exit" else None,
+        size_bytes=weights.stat().st_size,
+        acceptance=fields["acceptance"] or {},
+    )
+
+
+def bundled_kind(path: Path) -> str | None:
+    """The draft kind that the weights or the bundle in folder `path` are of; None for an ordinary model."""
+    if is_draft_folder(path):
+        return read_draft(path).kind
+    if is_bundle(path):
+        declared = Bundle.open(path).info.draft
+        return None if declared is None else KINDS.get(declared["kind"])
+    return None
+
+
+def find_draft(kind: str, target: Bundle) -> TrainedDraft:
+    """The zoo's draft of that kind for `target`: by the target's name, else by its size and tokenizer.
+
+    Raises IncompatibleError, naming what there is and how to train one.
+    """
+    info, root = target.info, zoo_dir()
+    pairs = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    named = [draft for draft in (list_drafts(info.name) if info.name in pairs else []) if draft.kind == kind]
+    if named:
+        return named[0]
+    drafts = [draft for pair in pairs for draft in list_drafts(pair)]
+    fitting = [draft for draft in drafts if _misfit(draft.needs, target) is None]
+    for draft in fitting:
+        if draft.kind == kind:
+            return draft
+    here = ", ".join(dict.fromkeys(draft.kind for draft in fitting)) or "none"
+    raise IncompatibleError(
+        f"there is no {kind} draft for {info.name} (trained drafts that fit it: {here}): train one with "
+        f"`edgespec train {BUNDLED_DRAFTS[kind]}` and give its folder as draft_model (--draft-model), or use "
+        "draft='ngram' (--draft ngram)"
+    )
+
+
+def check_fits(kind: str, needs: Mapping[str, Any], target: Bundle) -> None:
+    """Raises IncompatibleError, naming both values, where a draft was made for another target than `target`.
+
+    needs: n_embd and tokenizer_hash of its target, the taps that it reads, the exit_layer that it sits after (or None).
+    """
+    misfit = _misfit(needs, target)
+    if misfit:
+        raise IncompatibleError(
+            f"this {kind} draft was made for another target than {target.info.name}: {misfit}; use the draft of this "
+            f"target, or train one with `edgespec train {BUNDLED_DRAFTS[kind]}`"
+        )
+
+    taps, exit_layer, info = needs.get("taps") or (), needs.get("exit_layer"), target.info
+    if any(tap not in info.taps for tap in taps):
+        raise IncompatibleError(
+            f"the {kind} draft reads the features {', '.join(taps)}, and {info.name} gives "
+            f"{', '.join(info.taps) or 'none'}: export the target with taps={[*taps]!r}, or use another draft"
+        )
+    if exit_layer is not None and exit_layer != info.exit_layer:
+        raise IncompatibleError(
+            f"the {kind} draft sits after {exit_layer} layers, and {info.name} was exported with exit_layer="
+            f"{info.exit_layer}: export the target with exit_layer={exit_layer}, or use another draft"
+        )
+
+
+def fits(draft: TrainedDraft, target: Bundle) -> bool:
+    """Whether `check_fits` has nothing against it."""
+    try:
+        check_fits(draft.kind, draft.needs, target)
+    except IncompatibleError:
+        return False
+    return True
+
+
+def _misfit(needs: Mapping[str, Any], target: Bundle) -> str | None:
+    n_embd, tokenizer = needs.get("n_embd"), needs.get("tokenizer_hash")
+    if n_embd != target.info.n_embd:
+        return f"its features have {n_embd} channels, the target's {target.info.n_embd}"
+    ours = target.info.tokenizer_hash
+    if tokenizer is not None and ours is not None and tokenizer != ours:
+        return f"its tokenizer is {tokenizer[:12]}..., the target's {ours[:12]}..."
+    return None
+
+
+def converted(draft: TrainedDraft, target: Bundle) -> Path:
+    """Where the bundle of `draft` for `target` lies in the cache, whether it is there or not."""
+    files = [target.files[name]["sha256"] for name in sorted(target.files)]
+    weights = [file_sha256(draft.folder / name) for name in (CONFIG, WEIGHTS)]
+    return bundle_path(f"{plain_name(target.info.name)}-{BUNDLED_DRAFTS[draft.kind]}", weights, files)
+
+
+def ensure(draft: TrainedDraft, target: Bundle, progress: Progress | None = None, *, force: bool = False) -> Path:
+    """The bundle of `draft` for `target`, converted where the cache lacks it (seconds).
+
+    Raises IncompatibleError for a draft of another target, ExportError for weights that cannot be converted.
+    """
+    check_fits(draft.kind, draft.needs, target)
+    path = converted(draft, target)
+    if force or not is_bundle(path):
+        with lock(cache_dir() / "lock", progress):
+            if force or not is_bundle(path):
+                _convert(draft, target, path, progress)
+    return path
+
+
+def _convert(draft: TrainedDraft, target: Bundle, path: Path, progress: Progress | None) -> None:
+    """The caller holds the lock."""
+    from edgespec_export.drafts import export_draft
+
+    def report(_step: str, done: float = 0, total: float | None = None) -> None:
+        if progress:
+            progress(f"Converting the {draft.kind} draft of {target.info.name}", done, total)
+
+    report("begin")
+    make_bundle(path, lambda out: Path(export_draft(draft.folder, target.folder, out, progress=report)))
+
+
+def prepare(
+    kinds: Sequence[str], target: Bundle, given: Path | None = None, progress: Progress | None = None
+) -> dict[str, Path]:
+    """Draft kind -> its bundle for `target`, converted where needed; `given` (weights or a bundle) wins for its kind.
+
+    Kinds without weights of their own are left out. Raises IncompatibleError or ConfigError before anything is made.
+    """
+    given_kind = None if given is None else bundled_kind(given)
+    found: dict[str, TrainedDraft | Path] = {}
+    for kind in kinds:
+        if kind not in BUNDLED_DRAFTS:
+            continue
+        if kind == given_kind:
+            assert given is not None
+            found[kind] = read_draft(given) if is_draft_folder(given) else given
+        else:
+            found[kind] = find_draft(kind, target)
+    for kind, draft in found.items():
+        check_fits(kind, draft.needs if isinstance(draft, TrainedDraft) else _needs(draft), target)
+    return {
+        kind: ensure(draft, target, progress) if isinstance(draft, TrainedDraft) else draft
+        for kind, draft in found.items()
+    }
+
+
+def _needs(folder: Path) -> dict[str, Any]:
+    """What the draft bundle in `folder` says of its target."""
+    info = Bundle.open(folder).info
+    assert info.draft is not None
+    return {**info.draft["target"], "taps": info.draft["taps"], "exit_layer": info.exit_layer}
