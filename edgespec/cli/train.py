@@ -107,6 +107,7 @@ def command() -> None:
 @click.option("--temp-assistant", default="0,0.7", show_default=True, help="Rows take these in turn.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="0 = off.")
 @click.option("--system", help="System message; default: the chat template's own.")
+@click.option("--prompts", help="First user turns: `tasks` (built in) or a .jsonl file; default: the model's own.")
 @click.option("--raw", "is_raw", is_flag=True, help="Without the chat template: text that just goes on.")
 @click.option("--max-user", type=click.IntRange(1), default=128, show_default=True, help="Tokens of a user's turn.")
 @click.option("--min-assistant", type=click.IntRange(0), help="Drop rows with fewer; default: a quarter of a row.")

@@ -128,9 +128,9 @@ class TinyDraftGraph(DraftGraph):
 
 
 class EagleGraph(DraftGraph):
-    """One layer over the features of a position and the token after it (arXiv:2401.15077, 2503.01840).
+    """A layer or a few over the features of a position and the token after it (arXiv:2401.15077, 2503.01840).
 
-    x = fc([norm(emb(t)), norm(g)]); own = layer(x), the feature that a drafted row hands to the next; logits =
+    x = fc([norm(emb(t)), norm(g)]); own = layers(x), the feature that a drafted row hands to the next; logits =
     head(norm(own)).
     """
 
@@ -138,11 +138,13 @@ class EagleGraph(DraftGraph):
         d = self.config.n_embd
         ids = self.take("input_ids", "INT64", [1, "sequence_length"])
         features = self.reshape(self.features("sequence_length"), "features/rows", [1, -1, d])
-        self.declare_layers(0, 1, batch=1)
+        self.declare_layers(0, self.config.n_layers, batch=1)
         embedded, _ = self.norm("embed_norm", self.lookup(self.matrices.embedding(), ids, "embed_tokens/out"))
         normed, _ = self.norm("feature_norm", features)
         both = self.node("Concat", [embedded, normed], ["fc/in"], axis=-1)
-        residual, delta = self.layer(0, self.linear("fc", both), "")
+        residual, delta = self.linear("fc", both), ""
+        for index in range(self.config.n_layers):
+            residual, delta = self.layer(index, residual, delta)
         normed, own = self.norm("norm", residual, delta)
         self.flat(own, self.give("hidden.own", ["sequence_length", d]))
         self.reduced_head(self.wanted_rows(self.flat(normed, "norm/flat")), ["n_logits"])

@@ -22,6 +22,7 @@ from edgespec.sampling import Sampler, SamplingParams
 from edgespec.text import Tokenizer
 from edgespec.types import Rows
 from edgespec_models.corpus import FORMAT, Corpus, Parts, check_name, token_dtype
+from edgespec_models.tasks import read_prompts, task
 
 __all__ = ["BatchForward", "DataSettings", "Row", "Script", "read_script", "write_corpus", "write_rows"]
 
@@ -44,7 +45,8 @@ class BatchForward(Protocol):
 class DataSettings:
     """What decides a corpus. temp_assistant: one entry for each row in turn. max_user: tokens after which a user's turn
     is ended by force. min_assistant: tokens that a row must hold of the assistant's, None for a quarter of its length.
-    max_repetition: largest share of 8-grams that the row held before. Raises ConfigError for values out of range.
+    max_repetition: largest share of 8-grams that the row held before. prompts: where first user turns come from, tasks
+    for the built-in ones, a .jsonl file, or None: the model's own. Raises ConfigError for values out of range.
     """
 
     rows: int = 2000
@@ -59,6 +61,7 @@ class DataSettings:
     max_user: int = 128
     min_assistant: int | None = None
     max_repetition: float = 0.6
+    prompts: str | None = None
 
     def __post_init__(self) -> None:
         lowest = {"rows": 2, "length": 16, "batch": 1, "max_user": 1}
@@ -149,14 +152,16 @@ def _pieces(tokenizer: Tokenizer, system: str | None, roles: Sequence[str]) -> l
 class Row:
     """One conversation in the making: its tokens, who wrote them, and what comes next."""
 
-    def __init__(self, script: Script, max_user: int) -> None:
+    def __init__(self, script: Script, max_user: int, opening: Sequence[int] = ()) -> None:
         self.script = script
         self.max_user = OPENING if script.is_raw else max_user
         self.tokens = list(script.head)
         self.assistant = [script.is_raw] * len(self.tokens)
         self.is_user = True  # whose turn it is
         self.n_turn = 0  # tokens of the present turn
-        self._forced: deque[int] = deque()
+        self._forced: deque[int] = deque(opening)
+        if opening:  # the first user's text is given
+            self._force(script.reply)
 
     @property
     def needs_sample(self) -> bool:
@@ -235,9 +240,13 @@ def write_rows(
     settings: DataSettings,
     indices: Sequence[int],
     progress: Callable[[int], None] | None = None,
+    opening: Callable[[int], Sequence[int]] = lambda index: (),
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows with the given numbers from an empty session: tokens and assistant mask, each [len(indices), length]."""
-    rows = [Row(script, settings.max_user) for _ in indices]
+    """Rows with the given numbers from an empty session: tokens and assistant mask, each [len(indices), length].
+
+    opening: the tokens of a row's first user turn; none where the model writes it.
+    """
+    rows = [Row(script, settings.max_user, opening(index)) for index in indices]
     voices: _Voices | None = None
     step = np.tile(np.array(script.head, np.int64), (len(rows), 1))
     for position in range(len(script.head), settings.length):
@@ -268,6 +277,7 @@ def write_corpus(
     check_name(out)
     script = read_script(tokenizer, settings.system, is_raw=settings.is_raw)
     _check_length(settings, script, facts["n_ctx"])
+    opening = openings(settings, tokenizer)
     recipe = {"format": FORMAT, "version": 1, **facts, "settings": asdict(settings), "script": asdict(script)}
     parts = Parts(out)
     recipe = parts.begin(recipe, free=("script",))  # templates may hold today's date
@@ -278,7 +288,7 @@ def write_corpus(
         part = parts.read(index)
         if part is None:
             part = _write_part(
-                open_batch, script, settings, index, facts["n_vocab"], _reporter(progress, n_kept, settings)
+                open_batch, script, settings, index, facts["n_vocab"], _reporter(progress, n_kept, settings), opening
             )
             parts.write(index, part)
         kept.append(part)
@@ -307,13 +317,14 @@ def _write_part(
     index: int,
     n_vocab: int,
     report: Callable[[float], None],
+    opening: Callable[[int], Sequence[int]],
 ) -> dict[str, NDArray[Any]]:
     """Write and filter one batch: tokens, assistant, and counts [written, repetitive, short]."""
     indices = range(index * settings.batch, (index + 1) * settings.batch)
     session = open_batch(settings.batch)
     try:
         tokens, assistant = write_rows(
-            session, script, settings, indices, lambda n: report(settings.batch * n / settings.length)
+            session, script, settings, indices, lambda n: report(settings.batch * n / settings.length), opening
         )
     finally:
         session.close()
@@ -325,6 +336,21 @@ def _write_part(
         "assistant": assistant[keep].astype(np.uint8),
         "counts": np.array([len(tokens), is_repetitive.sum(), is_short.sum()], np.int64),
     }
+
+
+def openings(settings: DataSettings, tokenizer: Tokenizer) -> Callable[[int], Sequence[int]]:
+    """Row number -> the tokens of its first user turn, at most half a row of them."""
+    if settings.prompts is None:
+        return lambda index: ()
+    if settings.is_raw or tokenizer.chat_template is None:
+        raise ConfigError("prompts are the first turns of a conversation, and raw text has none: leave one of them out")
+    given = read_prompts(settings.prompts)
+
+    def opening(index: int) -> Sequence[int]:
+        text = task(index) if given is None else given[index % len(given)]
+        return tokenizer.encode(text, add_special=False)[: settings.length // 2]
+
+    return opening
 
 
 def repetition(tokens: NDArray[Any], n: int = NGRAM) -> float:

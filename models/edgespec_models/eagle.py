@@ -1,4 +1,4 @@
-"""The EAGLE head: one decoder layer over (target feature, next token's embedding), trained on its own rollouts.
+"""The EAGLE head: a decoder layer (or a few) over (target feature, next token's embedding), trained on its rollouts.
 
 arXiv:2401.15077 (features and tokens), 2408.15766 and 2503.01840 (several of its own steps in training, several taps
 fused). Step s of a rollout replaces the true feature by the head's own output of the row before, and its attention sees
@@ -24,7 +24,7 @@ class EagleCore(DraftCore):
 
     kind = "eagle"
 
-    def __init__(self, facts: Facts, taps: tuple[str, ...], n_steps: int = 3) -> None:
+    def __init__(self, facts: Facts, taps: tuple[str, ...], n_steps: int = 3, n_layers: int = 1) -> None:
         super().__init__(facts, taps)
         width, eps = facts.n_embd, facts.norm_eps
         self.n_steps = n_steps
@@ -33,13 +33,17 @@ class EagleCore(DraftCore):
         self.embed_norm = RmsNorm(width, eps)
         self.feature_norm = RmsNorm(width, eps)
         self.fc = linear(2 * width, width)
-        self.layers = nn.ModuleList([LlamaLayer(facts)])
+        self.layers = nn.ModuleList(LlamaLayer(facts) for _ in range(n_layers))
         self.norm = RmsNorm(width, eps)
 
+    def options(self) -> dict[str, object]:
+        return {"n_layers": len(self.layers)}
+
     def start_from(self, tensor: object) -> None:
-        """The target's last layer and norm; fusions that pass the last tap and the token on."""
-        last = self.facts.n_layers - 1
-        self.copy_layer(self.layers[0], last)
+        """The target's last layers and norm; fusions that pass the last tap and the token on."""
+        first = max(0, self.facts.n_layers - len(self.layers))
+        for index, layer in enumerate(self.layers):
+            self.copy_layer(layer, min(first + index, self.facts.n_layers - 1))
         self.copy(self.norm.weight, "norm.weight")
         width = self.facts.n_embd
         with torch.no_grad():
@@ -61,18 +65,18 @@ class EagleCore(DraftCore):
         cos, sin = self.tables(tokens.shape[1])
         feature = self.fused(batch)[:, :-1]
         embedded = self.embed_norm(tokens)
-        layer = self.layers[0]
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        keys: list[list[Tensor]] = [[] for _ in self.layers]
+        values: list[list[Tensor]] = [[] for _ in self.layers]
         outputs = []
         for _ in range(n_steps):
             x = self.fc(torch.cat([embedded, self.feature_norm(feature)], dim=-1))
-            query, key, value = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
-            keys.append(key)
-            values.append(value)
-            own = layer.finish(x, rolled_attention(query, keys, values))
-            outputs.append(self.norm(own))
-            feature = torch.cat([own[:, :1], own[:, :-1]], dim=1)
+            for index, layer in enumerate(self.layers):
+                query, key, value = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
+                keys[index].append(key)
+                values[index].append(value)
+                x = layer.finish(x, rolled_attention(query, keys[index], values[index]))
+            outputs.append(self.norm(x))
+            feature = torch.cat([x[:, :1], x[:, :-1]], dim=1)
         return outputs
 
     def losses(self, batch: Batch, head: ReducedHead) -> dict[str, Tensor]:

@@ -263,7 +263,6 @@ class _Run:
             "target": setup.target,
             **{name: getattr(facts, name) for name in shape},
             "rope_theta": facts.config.rope.theta,
-            "n_layers": 1 if self.kind == "eagle" else 0,
             "n_vocab": facts.config.n_vocab,
             "taps": list(self.core.taps),
             "tokenizer_hash": facts.tokenizer_hash,

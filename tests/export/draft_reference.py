@@ -30,7 +30,7 @@ def settings(kind: str, /, **changes: Any) -> dict[str, Any]:
         "head_dim": 16,
         "rope_theta": 10_000.0,
         "norm_eps": EPS,
-        "n_layers": 2 if kind == "tinydraft" else 1,
+        "n_layers": 2 if kind in ("tinydraft", "eagle") else 1,
         "taps": list(TAPS) if kind in ("eagle", "medusa") else [],
         "tokenizer_hash": None,
         "acceptance": {"mean_acceptance_length": 1.0},
@@ -58,7 +58,7 @@ def shapes(kind: str) -> dict[str, tuple[int, ...]]:
     own: dict[str, dict[str, tuple[int, ...]]] = {
         "tinydraft": layers,
         "eagle": {
-            **{name: shape for name, shape in layers.items() if name.startswith("layers.0")},
+            **layers,
             **{"fuse_norm.0": (d,), "fuse_norm.1": (d,), "fuse": (d, 2 * d), "fc": (d, 2 * d)},
             **{"embed_norm": (d,), "feature_norm": (d,)},
         },
@@ -128,7 +128,7 @@ class DraftReference:
         """(logits, own) of rows 0, 1, ..."""
         embedded = self.norm("embed_norm", self.embedding[tokens])
         x = self.times("fc", np.concatenate([embedded, self.norm("feature_norm", features)], -1))
-        own = self._layers(x, 1)
+        own = self._layers(x, 2)
         return self.logits(own), own
 
     def medusa(self, token: int, taps: list[np.ndarray]) -> np.ndarray:
