@@ -73,6 +73,8 @@ def resolve_options(
     given = None if draft_model is None else kind_of(draft_model)
     resolved = EngineOptions(draft=draft if draft is not None else given or "ngram", **options)
     if given is not None and given not in resolved.drafts:
+        if given == "model":
+            _check_trained(draft_model, resolved.drafts)
         raise ConfigError(
             f"a draft model of the kind {given!r} was given but draft={resolved.draft!r} does not use it: "
             f"use draft={given!r}"
@@ -97,6 +99,21 @@ def kind_of(draft_model: ModelSource) -> str:
     text = os.fspath(draft_model)
     path = Path(text).expanduser()
     return (zoo.bundled_kind(path) if is_local(text) and path.is_dir() else None) or "model"
+
+
+def _check_trained(draft_model: ModelSource | None, kinds: Sequence[str]) -> None:
+    """Raises ConfigError where trained weights are wanted and a path leads to none."""
+    if not isinstance(draft_model, (str, Path)) or not set(kinds) & set(BUNDLED_DRAFTS):
+        return
+    text = os.fspath(draft_model)
+    if not is_local(text):
+        return
+    path = Path(text).expanduser()
+    what = "holds no trained draft" if path.exists() else "does not exist"
+    raise ConfigError(
+        f"draft_model={text} {what}: for draft={','.join(kinds)!r} give the folder that `edgespec train` made "
+        "(config.json and weights.safetensors) or its bundle, or use draft='model' for an ordinary model"
+    )
 
 
 def refuse_unused(options: EngineOptions, names: Sequence[str], why: str) -> None:

@@ -96,13 +96,11 @@ def read_draft(folder: Path) -> TrainedDraft:
     if not is_draft_folder(folder):
         raise BundleError(f'{path} does not say "format": "{FORMAT}": it is no folder of trained draft weights')
     fields = json.loads(path.read_bytes())
-    if fields.get("version") != VERSION:
-        raise BundleError(
-            f"{path} has version {fields.get('version')!r}, this edgespec reads {VERSION}: update edgespec"
-        )
-    name = fields.get("kind")
-    if name not in KINDS:
-        raise BundleError(f"{path} has the kind {name!r}, not one of {', '.join(KINDS)}: update edgespec")
+    version, name = fields.get("version"), fields.get("kind")
+    if version != VERSION or isinstance(version, bool):
+        raise BundleError(f"{path} has version {str(version)[:60]}, this edgespec reads {VERSION}: update edgespec")
+    if not isinstance(name, str) or name not in KINDS:
+        raise BundleError(f"{path} has the kind {str(name)[:60]!r}, not one of {', '.join(KINDS)}: update edgespec")
     wanted: dict[str, tuple[type, ...]] = {
         "target": (str,),
         "n_embd": (int,),
@@ -112,8 +110,9 @@ def read_draft(folder: Path) -> TrainedDraft:
         "acceptance": (dict, type(None)),
     }
     for key, kinds in wanted.items():
-        if type(fields.get(key)) not in kinds:
-            raise BundleError(f"{path} has {key} = {str(fields.get(key))[:60]!r}, which is not a valid value for it")
+        value = fields.get(key)
+        if type(value) not in kinds or (key == "taps" and not all(isinstance(tap, str) for tap in value or ())):
+            raise BundleError(f"{path} has {key} = {str(value)[:60]!r}, which is not a valid value for it")
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise BundleError(f"{weights} is missing: a draft is its config.json and its weights")
@@ -122,11 +121,11 @@ def read_draft(folder: Path) -> TrainedDraft:
         folder=folder,
         target=fields["target"],
         n_embd=fields["n_embd"],
-        tokenizer_hash=fields["tokenizer_hash"],
+        tokenizer_hash=fields.get("tokenizer_hash"),
         taps=tuple(fields.get("taps") or ()),
         exit_layer=fields.get("exit_layer") if name == "exit" else None,
         size_bytes=weights.stat().st_size,
-        acceptance=fields["acceptance"] or {},
+        acceptance=fields.get("acceptance") or {},
     )
 
 

@@ -9,7 +9,6 @@ import click
 from edgespec.cli import console
 from edgespec.cli.options import engine_options, json_option
 from edgespec.cli.run import load_llm
-from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgespec.proof.pair import CheckReport
@@ -31,8 +30,6 @@ def command(context: click.Context, /, **values: Any) -> None:
     """
     from edgespec.proof.pair import check_pair
 
-    if values["tree"]:
-        raise ConfigError("check judges every rule, block among them, and that takes chains: drop --tree")
     with load_llm(values, verify=True) as llm, console.progress(plain=values["as_json"]) as report:
         result = check_pair(llm, max_tokens=values["max_tokens"], seed=values["seed"], progress=report)
     if values["as_json"]:
@@ -65,6 +62,8 @@ def _print(result: CheckReport) -> None:
         out.print(f"   {row['setting']}: {row['tokens']} tokens, {row['accepted']} accepted drafts, {same}")
     for row in p["distribution"]:
         out.print(f"   {row['rule']} rule: p = {row['p_value']:.2g} over {row['tokens']} tokens")
+    for rule in p["rules_without_trees"]:
+        out.print(f"   {rule} rule: not played, as it judges chains and trees were drafted")
     control = p["negative_control"]
     out.print(
         f"   negative control (the lossy {control['rule']} rule): p = {control['p_value']:.2g}, has to be under 1e-06"

@@ -1,4 +1,4 @@
-"""`edgespec export`: weights in, a bundle or a GGUF out; `edgespec_export` does the work.
+"""`edgespec export`: weights in; a bundle, a GGUF or a Hugging Face folder out; `edgespec_export` does the work.
 
 Options become `ExportOptions`; those that do not go with the format asked for are errors.
 """
@@ -72,11 +72,12 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(["bundle", "gguf"]),
+    type=click.Choice(["bundle", "gguf", "hf"]),
     default="bundle",
     show_default=True,
-    help="gguf: a file for llama.cpp; only --gguf-type, --force and --json go with it.",
+    help="gguf: a file for llama.cpp, with --gguf-type. hf: a trained TinyDraft as a Llama model, with --target.",
 )
+@click.option("--target", help="With --format hf, whose embedding table it takes: a pair's name, a .gguf or a folder.")
 @click.option(
     "--gguf-type",
     type=click.Choice(["q8_0", "f16", "f32"]),
@@ -94,6 +95,7 @@ def command(
     out: Path,
     file_format: str,
     gguf_type: str,
+    target: str | None,
     check: bool,
     min_top1: float | None,
     max_kld: float | None,
@@ -112,6 +114,9 @@ def command(
     if file_format == "gguf":
         _write_gguf(source, out, gguf_type, force=force, as_json=as_json)
         return
+    if file_format == "hf":
+        _write_hf(source, target, out, as_json=as_json)
+        return
     if not check and (min_top1 is not None or max_kld is not None):
         raise ConfigError("--min-top1 and --max-kld judge the check, which --no-check leaves out: drop one of the two")
     for key in ("bits", "head_bits", "embed_bits"):
@@ -127,10 +132,14 @@ def _refuse_strangers(context: click.Context, file_format: str) -> None:
     """Options that the format would ignore are errors."""
     from edgespec.errors import ConfigError
 
-    for_gguf = {"source", "out", "file_format", "force", "as_json", "gguf_type"}
+    own = {"gguf": {"gguf_type", "force"}, "hf": {"target"}}
+    common = {"source", "out", "file_format", "as_json"}
     for parameter in context.command.params:
         is_given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        is_stranger = parameter.name == "gguf_type" if file_format == "bundle" else parameter.name not in for_gguf
+        if file_format == "bundle":
+            is_stranger = parameter.name in ("gguf_type", "target")
+        else:
+            is_stranger = parameter.name not in common | own[file_format]
         if is_given and is_stranger:
             raise ConfigError(f"{parameter.opts[0]} does not go with --format {file_format}: drop one of the two")
 
@@ -145,6 +154,25 @@ def _write_gguf(source: Path, out: Path, gguf_type: str, *, force: bool, as_json
         print_json({"path": str(out), "bytes": size, "type": gguf_type})
     else:
         click.echo(f"{gguf_type}, {format_bytes(size)}: {out}")
+
+
+def _write_hf(source: Path, target: str | None, out: Path, *, as_json: bool) -> None:
+    from edgespec_export.hf_out import write_hf_folder
+
+    from edgespec.errors import ConfigError
+    from edgespec.manifest import known_manifests
+    from edgespec.pairs import source_path
+
+    if target is None:
+        raise ConfigError("--format hf needs --target, whose embedding table the draft takes: a pair, .gguf or folder")
+    with progress(plain=as_json) as report:
+        weights = source_path(target, report) if target in known_manifests() else Path(target).expanduser()
+        write_hf_folder(source, weights, out)
+    size = sum(item.stat().st_size for item in out.iterdir())
+    if as_json:
+        print_json({"path": str(out), "bytes": size})
+    else:
+        click.echo(f"Llama model in float32, {format_bytes(size)}: {out}")
 
 
 def _show(bundle: Any, as_json: bool) -> None:

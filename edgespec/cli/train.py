@@ -39,8 +39,8 @@ TRAINING = (
     click.option("--rows", type=click.IntRange(2), help="Instead of --corpus: write one of so many rows beside OUT."),
     click.option("--features", type=click.Path(path_type=Path), help="Folder of features; default: beside the corpus."),
     click.option("--weights", type=click.Path(path_type=Path), help="The target's float weights, for a bundle."),
-    click.option("--steps", type=click.IntRange(1), default=600, show_default=True),
-    click.option("--batch", "batch_rows", type=click.IntRange(1), default=8, show_default=True, help="Rows a step."),
+    click.option("--steps", type=click.IntRange(1), default=2400, show_default=True),
+    click.option("--batch", "batch_rows", type=click.IntRange(1), default=4, show_default=True, help="Rows a step."),
     click.option("--lr", type=click.FloatRange(0, 1, min_open=True), default=1e-3, show_default=True),
     click.option("-s", "--seed", type=click.IntRange(0), default=0, show_default=True),
     click.option("--device", default="cpu", show_default=True, help="Of torch: cpu, cuda ..."),
@@ -48,8 +48,8 @@ TRAINING = (
     click.option(
         "--vocabulary", type=click.IntRange(64), default=8192, show_default=True, help="Tokens that it can draft."
     ),
-    click.option("--checkpoint-every", type=click.IntRange(1), default=100, show_default=True, help="Steps."),
-    click.option("--eval-every", type=click.IntRange(1), default=100, show_default=True, help="Steps."),
+    click.option("--checkpoint-every", type=click.IntRange(1), default=300, show_default=True, help="Steps."),
+    click.option("--eval-every", type=click.IntRange(1), default=300, show_default=True, help="Steps."),
     click.option(
         "--patience", type=click.IntRange(0), default=0, help="Evaluations without a better one; 0: all steps."
     ),
@@ -64,8 +64,9 @@ OWN: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "eagle": (
         click.option("--taps", help="Features to look at, such as layer.9,layer.19,final; default: the bundle's."),
         click.option(
-            "--rollout", type=click.IntRange(1, 8), default=3, show_default=True, help="Own steps trained on."
+            "--rollout", type=click.IntRange(1, 8), default=2, show_default=True, help="Own steps trained on."
         ),
+        click.option("--depth", type=click.IntRange(1, 8), default=1, show_default=True, help="Decoder layers."),
     ),
     "medusa": (
         click.option("--taps", help="Features to look at, final last; default: the bundle's."),
@@ -288,9 +289,12 @@ def _own_options(kind: str, values: dict[str, Any]) -> tuple[dict[str, Any], tup
     if kind == "tinydraft":
         layers = values["layers"]
         return ({"layers": _numbers("--layers", layers, int)} if layers else {}), None
-    renamed = {"eagle": ("rollout", "n_steps"), "medusa": ("heads", "n_medusa"), "exit": ("width", "n_ff")}
-    flag, name = renamed[kind]
-    return {name: values[flag]}, taps
+    names = {
+        "eagle": {"rollout": "n_steps", "depth": "n_layers"},
+        "medusa": {"heads": "n_medusa"},
+        "exit": {"width": "n_ff"},
+    }
+    return {name: values[flag] for flag, name in names[kind].items()}, taps
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:

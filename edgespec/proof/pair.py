@@ -20,7 +20,7 @@ from edgespec.proof.faults import enumerate_faults
 from edgespec.proof.goodness import Emission, RecordingVerifier, pit_pvalue
 from edgespec.proof.rules import coupled_mismatches, enumerate_rules
 from edgespec.sampling import SamplingParams
-from edgespec.verify import create_verifier
+from edgespec.verify import VERIFIERS, create_verifier
 
 __all__ = ["PROMPTS", "CheckReport", "check_pair"]
 
@@ -29,6 +29,7 @@ N_COUPLED_MODELS = 1000
 MIN_EMISSIONS = 500
 MIN_DRAFTED = 300
 MAX_EMISSIONS = 8000
+REDRAWING_RULES = ("rejection", "block")  # those that judge chains alone are left out where trees are drafted
 LOSSY_RULE = "typical"  # the negative control at the pair's level
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95}
 
@@ -127,7 +128,8 @@ def _pair(llm: LLM, prompts: list[list[int]], max_tokens: int, seed: int, progre
         params = SamplingParams(**setting, seed=seed, max_tokens=max_tokens, logprobs=2)
         identities.append({"setting": name, **_identity(llm, prompts, params)})
     distributions = []
-    for rule in ("rejection", "block"):
+    rules = [rule for rule in REDRAWING_RULES if VERIFIERS[rule].supports_tree or not llm.options.tree]
+    for rule in rules:
         progress(f"distribution under the {rule} rule")
         distributions.append(_distribution(llm, prompts, rule, max_tokens, seed))
     progress(f"distribution under the {LOSSY_RULE} rule, which is lossy and has to fail")
@@ -139,6 +141,7 @@ def _pair(llm: LLM, prompts: list[list[int]], max_tokens: int, seed: int, progre
         "identity_judged": llm.exact is not None,  # without exact rows identity is not promised
         "identity": identities,
         "distribution": distributions,
+        "rules_without_trees": [rule for rule in REDRAWING_RULES if rule not in rules],
         "negative_control": {**control, "failed_as_it_should": control["p_value"] < ALPHA},
     }
 

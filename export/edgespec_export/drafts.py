@@ -48,7 +48,7 @@ def export_draft(
     target_bundle_folder: str | Path,
     out: str | Path,
     *,
-    bits: int = 4,
+    bits: int = 8,
     block_size: int = 32,
     progress: Callable[[str, int, int], None] | None = None,
     force: bool = False,
@@ -123,7 +123,7 @@ def _config(draft: ZooDraft, target: Bundle) -> ModelConfig:
     """The draft as a model: its own shape, the target's words and context."""
     zoo, info = draft.config, target.info
     has_layers = zoo.kind in ("tinydraft", "eagle")
-    n_layers = zoo.n_layers if zoo.kind == "tinydraft" else 1
+    n_layers = zoo.n_layers if zoo.kind in ("tinydraft", "eagle") else 1
     return ModelConfig(
         name=f"{info.name}-{zoo.kind}",
         architecture="llama",

@@ -30,7 +30,7 @@ def write_hf_folder(zoo_folder: str | Path, target_source: str | Path, out: str 
     taken.
     """
     try:
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
     except ImportError as error:
         raise MissingDependencyError("writing safetensors needs `pip install 'edgespec[export]'`.") from error
     draft, target = ZooDraft.open(zoo_folder), open_source(target_source)
@@ -46,7 +46,7 @@ def write_hf_folder(zoo_folder: str | Path, target_source: str | Path, out: str 
         for name in expected_shapes(config):
             value = target.tensor(name) if name in shared else draft.tensor(name)
             tensors[name if name == "lm_head.weight" else f"model.{name}"] = np.ascontiguousarray(value)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
         _write_json(folder / "config.json", _settings(config, tokenizer))
         ends = {"eos_token_id": list(tokenizer.eos_ids), "bos_token_id": tokenizer.bos_id}
         _write_json(folder / "generation_config.json", ends)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError, FormatError
+from edgespec.errors import ExportRefusedError, FormatError
 
 __all__ = ["SafetensorsFile", "SafetensorsTensor"]
 
@@ -60,11 +60,11 @@ class SafetensorsFile:
         return cls(path, entries)
 
     def float32(self, name: str) -> NDArray[np.float32]:
-        """The tensor as float32. Raises ExportError for a type that holds no plain floats."""
+        """The tensor as float32. Raises ExportRefusedError for a type that holds no plain floats."""
         tensor = self.tensors[name]
         if tensor.type not in (*_FLOATS, "BF16"):
             known = ", ".join((*_FLOATS, "BF16"))
-            raise ExportError(f"tensor '{name}' has type {tensor.type}; {known} can be exported.")
+            raise ExportRefusedError(f"tensor '{name}' has type {tensor.type}; {known} can be exported.")
         raw = self._raw(tensor)
         if tensor.type == "BF16":
             values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -73,10 +73,10 @@ class SafetensorsFile:
         return np.asarray(values).reshape(tensor.shape)
 
     def integers(self, name: str) -> NDArray[np.int64]:
-        """The tensor as int64. Raises ExportError for a type that holds no whole numbers."""
+        """The tensor as int64. Raises ExportRefusedError for a type that holds no whole numbers."""
         tensor = self.tensors[name]
         if tensor.type not in _INTEGERS:
-            raise ExportError(f"tensor '{name}' has type {tensor.type}; whole numbers are wanted.")
+            raise ExportRefusedError(f"tensor '{name}' has type {tensor.type}; whole numbers are wanted.")
         return np.asarray(self._raw(tensor).view(_INTEGERS[tensor.type]).astype(np.int64)).reshape(tensor.shape)
 
     def _raw(self, tensor: SafetensorsTensor) -> NDArray[np.uint8]:

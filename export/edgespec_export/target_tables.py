@@ -6,6 +6,7 @@ asked for, so a draft's embedding has the very bytes of its target's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -123,17 +124,27 @@ class _Finder:
         return TableRows(QuantizedMatrix(packed, scales.reshape(n, blocks), zeros, n, k, bits, block))
 
     def _array(self, name: str) -> NDArray[Any]:
-        from onnx import external_data_helper, numpy_helper
+        from onnx import TensorProto, numpy_helper
 
         if name not in self.tensors:
             raise ExportError(f"{self.path} has no initializer '{name}'.")
         tensor = self.tensors[name]
         try:
-            if external_data_helper.uses_external_data(tensor):
-                external_data_helper.load_external_data_for_tensor(tensor, str(self.path.parent))
+            if tensor.data_location == TensorProto.EXTERNAL:
+                tensor.raw_data = self._external({entry.key: entry.value for entry in tensor.external_data})
+                tensor.data_location = TensorProto.DEFAULT
             return np.asarray(numpy_helper.to_array(tensor))
         except Exception as error:  # onnx raises many unrelated types
             raise ExportError(f"initializer '{name}' of {self.path} cannot be read: {error}.") from error
+
+    def _external(self, entry: Mapping[str, str]) -> bytes:
+        """Bytes beside the graph; read here, since onnx refuses files with several hard links, as backups leave them.
+
+        `Bundle.open` has seen to it that the location is a file of the bundle.
+        """
+        with (self.path.parent / entry["location"]).open("rb") as file:
+            file.seek(int(entry.get("offset", 0)))
+            return file.read(int(entry["length"]))
 
 
 def _attributes(node: Any) -> dict[str, Any]:

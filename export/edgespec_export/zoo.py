@@ -7,7 +7,7 @@ It knows nothing of targets and graphs; `drafts.py` puts them together.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.bundle import DRAFT_KINDS
 from edgespec.config import nearest
-from edgespec.errors import ConfigError, ExportError
+from edgespec.errors import ConfigError, ExportRefusedError
 from edgespec_export.safetensors import SafetensorsFile
 
 __all__ = ["KINDS", "ZooConfig", "ZooDraft"]
@@ -31,7 +31,7 @@ _MOST = 1 << 20  # of any count: keeps products of two within what numpy can add
 _MOST_PARTS = 256  # layers or heads, each of which stands for several tensors
 _COUNTS: dict[str, tuple[str, ...]] = {
     "tinydraft": ("n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim", "n_layers"),
-    "eagle": ("n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim"),
+    "eagle": ("n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim", "n_layers"),
     "medusa": ("n_embd", "n_medusa"),
     "exit": ("n_embd", "n_ff", "exit_layer"),
 }
@@ -74,7 +74,7 @@ class ZooDraft:
 
     @classmethod
     def open(cls, folder: str | Path) -> ZooDraft:
-        """Read and check the folder. Raises ConfigError, ExportError or FormatError that names what is wrong."""
+        """Read and check the folder. Raises ConfigError or FormatError that names what is wrong."""
         folder = Path(folder)
         weights = folder / "weights.safetensors"
         if not (folder / "config.json").is_file() or not weights.is_file():
@@ -86,23 +86,28 @@ class ZooDraft:
         return self._file.path
 
     def tensor(self, name: str) -> FloatArray:
-        """The tensor `name`; int8 rows are multiplied by their scales. Raises ExportError for values not finite."""
+        """The tensor `name`; int8 rows are multiplied by their scales. ExportRefusedError unless all is finite."""
         if name in self._file.tensors:
             value = self._file.float32(name)
         else:
             scale = self._file.float32(f"{name}.scale")
-            value = self._file.integers(f"{name}.int8").astype(np.float32) * scale[:, None]
+            with np.errstate(invalid="ignore"):  # an infinite scale is refused below
+                value = self._file.integers(f"{name}.int8").astype(np.float32) * scale[:, None]
         if not np.isfinite(value).all():
-            raise ExportError(f"tensor '{name}' of {self.weights_path} holds NaN or infinite values: it is damaged.")
+            raise ExportRefusedError(
+                f"tensor '{name}' of {self.weights_path} holds NaN or infinite values: it is damaged."
+            )
         return value
 
     def _read_vocabulary(self) -> NDArray[np.int64]:
         path, entry = self.weights_path, self._file.tensors.get("vocabulary")
         if entry is None or len(entry.shape) != 1:
-            raise ExportError(f"{path} has no 'vocabulary' of one dimension: which tokens it drafts is not known.")
+            raise ExportRefusedError(
+                f"{path} has no 'vocabulary' of one dimension: which tokens it drafts is not known."
+            )
         ids = self._file.integers("vocabulary")
         if ids[0] < 0 or (np.diff(ids) <= 0).any():
-            raise ExportError(f"the vocabulary of {path} must hold token ids in ascending order, each once.")
+            raise ExportRefusedError(f"the vocabulary of {path} must hold token ids in ascending order, each once.")
         return ids
 
     def _check_shapes(self) -> None:
@@ -113,7 +118,7 @@ class ZooDraft:
             if name.endswith(".scale") and f"{name.removesuffix('.scale')}.int8" in self._file.tensors:
                 rows = self._file.tensors[f"{name.removesuffix('.scale')}.int8"].shape[:1]
                 if entry.shape != rows:
-                    raise ExportError(f"{name} is {list(entry.shape)} and its matrix has {list(rows)} rows.")
+                    raise ExportRefusedError(f"{name} is {list(entry.shape)} and its matrix has {list(rows)} rows.")
             else:
                 found[name.removesuffix(".int8")] = entry.shape
         problems = [f"{name} is missing" for name in expected if name not in found]
@@ -129,7 +134,7 @@ class ZooDraft:
         ]  # fmt: skip
         if problems:
             shown = "; ".join(problems[:8]) + (f"; and {len(problems) - 8} more" if len(problems) > 8 else "")
-            raise ExportError(
+            raise ExportRefusedError(
                 f"{self.weights_path} does not fit its config.json ({self.config.kind}): {shown}. Train the draft"
                 " again, or put both files of one draft together."
             )
@@ -216,7 +221,7 @@ class _Reader:
 
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise self.refused(key, "a positive number is wanted")
         return float(value)
 

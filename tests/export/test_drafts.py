@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_models import N_VOCAB, tiny_config, tiny_weights, write_hf
 
 from edgespec.bundle import Bundle
-from edgespec.errors import ConfigError, ExportError, ExportRefusedError, FormatError, IncompatibleError
+from edgespec.errors import ConfigError, ExportRefusedError, FormatError, IncompatibleError
 
 RNG = np.random.default_rng(11)
 VOCABULARY = np.sort(RNG.permutation(N_VOCAB)[:100])
@@ -195,6 +197,7 @@ def test_the_bundle_says_what_the_draft_is(target: Path, tmp_path: Path) -> None
     ("eagle", {"n_ff": 1 << 40}, "n_ff is '1099511627776'"),
     ("eagle", {"norm_eps": -1}, "norm_eps is '-1'"),
     ("eagle", {"rope_theta": True}, "rope_theta is 'True'"),
+    ("eagle", {"rope_theta": 10**400}, "rope_theta is '1000"),
     ("eagle", {"taps": []}, "at least one tap"),
     ("eagle", {"taps": ["final", "final"]}, "none twice"),
     ("eagle", {"taps": "final"}, "a list of at most 16"),
@@ -243,6 +246,8 @@ def test_drafts_of_another_target_are_refused(
     ({"skip.weight": np.zeros((64, 64), np.int8)}, "type I8"),
     ({"skip.weight": None, "skip.weight.int8": np.zeros((64, 64), np.int8)}, "skip.weight has no scales"),
     ({"skip.weight": None, "skip.weight.int8": np.zeros((64, 64), np.int8),
+      "skip.weight.scale": np.full(64, np.inf, np.float16)}, "NaN or infinite"),
+    ({"skip.weight": None, "skip.weight.int8": np.zeros((64, 64), np.int8),
       "skip.weight.scale": np.ones(3, np.float16)}, r"skip.weight.scale is \[3\]"),
     ({"vocabulary": None}, "has no 'vocabulary'"),
     ({"vocabulary": np.array([3, 2, 5], np.int32)}, "ascending order"),
@@ -258,9 +263,16 @@ def test_weights_that_do_not_fit_are_refused(
     path = tmp_path / "zoo/weights.safetensors"
     stored = {**load_file(path), **changes}
     save_file({name: value for name, value in stored.items() if value is not None}, path)
-    with pytest.raises((ExportError, IncompatibleError), match=message):
+    with pytest.raises((ExportRefusedError, IncompatibleError), match=message):  # the input is at fault
         export_draft(tmp_path / "zoo", target, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_with_hard_links_is_read(target: Path, tmp_path: Path) -> None:
+    """onnx refuses data files with several links, as `cp -al` and backups make them; no draft could be made then."""
+    linked = shutil.copytree(target, tmp_path / "linked", copy_function=os.link)
+    make_draft(tmp_path, "exit", linked)
+    assert Bundle.open(tmp_path / "out").info.draft
 
 
 def test_cut_weights_and_empty_folders_are_refused(target: Path, tmp_path: Path) -> None:

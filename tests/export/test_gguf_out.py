@@ -205,3 +205,17 @@ def test_other_drafts_are_no_models(tmp_path: Path) -> None:
     write_hf_folder(tmp_path / "zoo", source, tmp_path / "out")
     with pytest.raises(ExportError, match="holds other files"):
         write_hf_folder(tmp_path / "zoo", source, tmp_path / "out")
+
+
+def test_command_line_for_a_tinydraft(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "target.gguf", tiny_config("llama-tied"))
+    write_zoo(tmp_path / "zoo", "tinydraft", tensors("tinydraft"), np.arange(5))
+    arguments = [str(tmp_path / "zoo"), str(tmp_path / "out"), "--format", "hf"]
+    with pytest.raises(ConfigError, match="--format hf needs --target"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(command, [*arguments, "--target", str(source), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.strip().splitlines()[-1])["path"] == str(tmp_path / "out")
+    assert open_source(tmp_path / "out").config.n_layers == 2
+    with pytest.raises(ConfigError, match="--target does not go with --format bundle"):
+        CliRunner().invoke(command, [str(source), str(tmp_path / "o"), "--target", "x"], catch_exceptions=False)

@@ -228,6 +228,9 @@ def test_no_draft_says_what_there_is_and_how_to_get_one(
         (lambda fields: {**fields, "kind": "hydra"}, "has the kind 'hydra', not one of tinydraft"),
         (lambda fields: {**fields, "n_embd": "64"}, "n_embd = '64'"),
         (lambda fields: {**fields, "format": "other"}, "no folder of trained draft weights"),
+        (lambda fields: {**fields, "version": True}, "has version True, this edgespec reads 1"),
+        (lambda fields: {**fields, "kind": ["eagle"]}, r"has the kind \"\['eagle'\]\", not one of"),
+        (lambda fields: {**fields, "taps": [1, 2]}, r"taps = '\[1, 2\]'"),
     ],
 )
 def test_broken_configurations_are_named(tmp_path: Path, change: Callable[[Any], Any], message: str) -> None:
@@ -236,6 +239,16 @@ def test_broken_configurations_are_named(tmp_path: Path, change: Callable[[Any],
     (folder / "config.json").write_text(json.dumps(change(fields)), encoding="utf-8")
     with pytest.raises(BundleError, match=message):
         zoo.read_draft(folder)
+
+
+def test_a_configuration_without_what_may_be_null_is_read(tmp_path: Path) -> None:
+    """Used to be an internal KeyError, though null is fine and conversion asks for neither key."""
+    folder = write_draft(tmp_path / "own", "eagle")
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rest = {key: value for key, value in fields.items() if key not in ("acceptance", "tokenizer_hash")}
+    (folder / "config.json").write_text(json.dumps(rest), encoding="utf-8")
+    assert zoo.read_draft(folder).acceptance == {}
+    assert zoo.read_draft(folder).tokenizer_hash is None
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
@@ -265,6 +278,17 @@ def test_a_draft_model_of_another_kind_is_refused(
     own = write_draft(tmp_path / "own", "eagle")
     with pytest.raises(ConfigError, match=message):
         LLM("tiny", draft_model=own, **options)
+
+
+@pytest.mark.parametrize(("config", "message"), [(None, "does not exist"), ("{", "holds no trained draft")])
+def test_a_path_without_trained_weights_is_named(place: Path, tmp_path: Path, config: str | None, message: str) -> None:
+    """A mistyped folder used to be called a draft model of another kind, and draft='model' was the advice."""
+    own = tmp_path / "own"
+    if config is not None:
+        own.mkdir()
+        (own / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=rf"own {message}: for draft='eagle' give the folder"):
+        LLM("tiny", draft="eagle", draft_model=own)
 
 
 def test_a_variant_has_the_drafts_that_were_loaded(target: Path) -> None:

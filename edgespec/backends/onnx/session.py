@@ -272,18 +272,24 @@ class SharedCacheSession(OnnxSession):
         features: FloatArray | None,
         parents: Sequence[int],
     ) -> Rows:
-        """A tree on an empty cache: its first token alone, then the others on top of it.
+        """A tree on an empty cache: the chain that it begins with (a prompt, mostly), then the others on top of it.
 
-        The attention operator numbers the rows of a first call in their order, whatever the positions say.
+        The attention operator numbers the rows of a first call in their order, whatever the positions say. The whole
+        chain goes first, as plain decoding runs it: with int8 activations, rows computed otherwise differ by whole
+        logits.
         """
-        own, rest = (None, None) if features is None else (features[:1], features[1:])
-        first = self._graph.run(0, 1, [0], taps, tokens=tokens[:1], features=own)
-        logits = {0: first.logits[0].copy()}
+        n_first = next(i for i, parent in enumerate(parents) if parent != i - 1)
+        own, rest = (None, None) if features is None else (features[:n_first], features[n_first:])
+        known = sorted({row for row in rows if row < n_first})
+        first = self._graph.run(0, n_first, known, taps, tokens=tokens[:n_first], features=own)
+        logits = {row: first.logits[i].copy() for i, row in enumerate(known)}
         hidden = {tap: array.copy() for tap, array in first.hidden.items()}
-        others = sorted({row - 1 for row in rows if row})
-        n_others = len(tokens) - 1
-        result = self._graph.run(1, n_others, others, taps, tokens=tokens[1:], features=rest, parents=parents, n_done=1)
-        logits.update((row + 1, result.logits[i]) for i, row in enumerate(others))
+        others = sorted({row - n_first for row in rows if row >= n_first})
+        n_others = len(tokens) - n_first
+        result = self._graph.run(
+            n_first, n_others, others, taps, tokens=tokens[n_first:], features=rest, parents=parents, n_done=n_first
+        )
+        logits.update((row + n_first, result.logits[i]) for i, row in enumerate(others))
         return Rows(
             np.stack([logits[row] for row in rows]) if rows else result.logits,
             {tap: np.concatenate([array, result.hidden[tap]]) for tap, array in hidden.items()},
