@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 from edgespec import LLM
+from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.pairs import ensure
+from edgespec.zoo import prepare
 from edgespec_bench.decode import DecodeOptions, measure
-from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, measure_drafts, measure_mixes
+from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
 from edgespec_bench.machine_card import commit
 from edgespec_bench.peers import GENAI
 from edgespec_bench.speculation import measure_speculation
@@ -98,10 +100,11 @@ def drafts(
 ) -> None:
     """Acceptance by position, cost and speed of the drafts that ship, against native plain decoding."""
     with _errors():
-        cases = _chosen_drafts(drafts)
-        ensure(model)
+        cases, chosen = _chosen_drafts(drafts), _chosen_mixes(drafts) if with_mixes else []
+        wanted = {kind for draft in (*cases, *chosen) for kind in draft.draft.split(",")}
+        prepare(sorted(wanted), Bundle.open(ensure(model)))  # one that is missing is said before hours of measuring
         rows = measure_drafts(model, threads, n_tokens, n_prompts, kinds, cases, say)
-        mixes = measure_mixes(model, threads, n_tokens, n_prompts, kinds, MIXES, say) if with_mixes else []
+        mixes = measure_mixes(model, threads, n_tokens, n_prompts, kinds, chosen, say)
     if not as_json:
         _print_drafts(rows, mixes)
     click.echo(json.dumps({"model": model, "threads": threads, "n_tokens": n_tokens, "commit": commit(), "drafts": rows,
@@ -114,6 +117,11 @@ def _chosen_drafts(names: tuple[str, ...]) -> list[DraftCase]:
         if name not in known:
             raise ConfigError(f"there is no draft {name!r} to measure: use one of {', '.join(known)}")
     return [case for case in DRAFTS if not names or case.draft in names]
+
+
+def _chosen_mixes(names: tuple[str, ...]) -> list[Mix]:
+    """Those made of the named drafts alone."""
+    return [mix for mix in MIXES if not names or set(mix.draft.split(",")) <= set(names)]
 
 
 def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> None:

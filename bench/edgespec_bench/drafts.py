@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec import LLM, SamplingParams
+from edgespec.errors import ConfigError
 from edgespec.outputs import CompletionOutput
+from edgespec.types import FILLER
 from edgespec_bench.prompts import load_prompts
 from edgespec_bench.speculation import SETTINGS
 from edgespec_bench.spread import paired_ratio, spread
@@ -73,19 +75,21 @@ def measure_drafts(
     """A row for each draft, kind of prompt and setting."""
     rows = []
     for case in cases:
-        with LLM(model, draft=case.draft, num_speculative_tokens=case.k, threads=threads) as llm:
+        options = {"num_speculative_tokens": case.k, "threads": threads}
+        with LLM(model, draft=case.draft, **options) as llm, llm.native_plain() as plain:
             for kind in kinds:
                 prompts = [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n_prompts]]
                 for name, setting in SETTINGS.items():
                     say(f"{case.draft}, {kind}, {name}")
                     params = SamplingParams(max_tokens=n_tokens, **setting)
                     rows.append({"draft": case.draft, "k": case.k, "kind": kind, "setting": name,
-                                 **_acceptance(llm, prompts, params, case)})  # fmt: skip
+                                 **_acceptance(plain, llm, prompts, params, case)})  # fmt: skip
     return rows
 
 
-def _acceptance(llm: LLM, prompts: list[list[int]], params: SamplingParams, case: DraftCase) -> dict[str, Any]:
-    plain = llm.variant(draft="none", exact=False)
+def _acceptance(
+    plain: LLM, llm: LLM, prompts: list[list[int]], params: SamplingParams, case: DraftCase
+) -> dict[str, Any]:
     drafted: list[CompletionOutput] = []
     step_s: list[float] = []
     for prompt in prompts:
@@ -96,13 +100,14 @@ def _acceptance(llm: LLM, prompts: list[list[int]], params: SamplingParams, case
                 step_s += [record.target_s for record in output.stats.records[1:] if record.n_rows == 1]
             else:
                 outputs.append(output)
-    records = [record for output in drafted for record in output.stats.records[1:]]
-    full = [record for record in records if record.source != "filler" and record.drafted == case.k]
+    if not step_s:
+        raise ConfigError("plain decoding answered every prompt with one token, so V(1) is unknown: use more (-n)")
+    records = [r for output in drafted for r in output.stats.records[1:] if r.drafted and r.source != FILLER]
+    full = [record for record in records if record.drafted == case.k]
     per = 1 if case.is_cost_per_round else case.k
-    emitted = sum(output.stats.emitted for output in drafted)
     v1 = spread(step_s).median
     return {
-        "mean_acceptance_length": round(emitted / sum(output.stats.rounds for output in drafted), 3),
+        "mean_acceptance_length": round(1 + sum(r.accepted for r in records) / max(len(records), 1), 3),
         "acceptance_by_position": [round(value, 3) for value in by_position(records, case.k)],
         "v1_ms": round(1e3 * v1, 3),
         "draft_cost": round(spread([r.propose_s / per for r in full]).median / v1, 3) if full else None,
@@ -111,14 +116,9 @@ def _acceptance(llm: LLM, prompts: list[list[int]], params: SamplingParams, case
 
 
 def by_position(records: Sequence[Any], k: int) -> list[float]:
-    """Share of the tokens drafted at each position that were accepted, given that those before were."""
-    shares = []
-    for depth in range(k):
-        judged = [r for r in records if r.source != "filler" and r.drafted > depth and r.accepted >= depth]
-        if not judged:
-            break
-        shares.append(sum(r.accepted > depth for r in judged) / len(judged))
-    return shares
+    """Of the rounds that drafted a token for each position, the share that accepted one there."""
+    offered = [[r for r in records if r.drafted > depth] for depth in range(k)]
+    return [sum(r.accepted > depth for r in rounds) / len(rounds) for depth, rounds in enumerate(offered) if rounds]
 
 
 def measure_mixes(
@@ -157,6 +157,8 @@ def _speed(plain: LLM, llm: LLM, prompts: list[list[int]], params: SamplingParam
             speeds[name].append(run.decode_tok_s or 0.0)
         rounds += runs["speculative"].rounds
         emitted += runs["speculative"].emitted
+    if not speeds["plain"]:
+        raise ConfigError("every prompt was answered in one round, so there is nothing to time: use more tokens (-n)")
     ratio = paired_ratio(speeds["speculative"], speeds["plain"])
     return {
         "plain_tok_s": round(spread(speeds["plain"]).median, 1),

@@ -1,4 +1,4 @@
-"""Graphs of drafts: features beside tokens, a reduced vocabulary, graphs without a cache."""
+"""Graphs of drafts: features beside tokens, a reduced vocabulary, graphs without a cache; trees on a target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_feature_draft(tmp_path_factory.mktemp("draft"), VOCABULARY, SPEC, tree=True)
 
 
-def open_draft(folder: Path, **options: bool) -> SharedCacheSession:
+def open_folder(folder: Path, **options: bool) -> SharedCacheSession:
     session = load_model(folder, threads=1, **options).open_session()
     assert isinstance(session, SharedCacheSession)
     return session
@@ -44,7 +44,7 @@ def truth(tokens: list[int], rows: list[int], ids: list[int]) -> np.ndarray:
 
 
 def test_features_go_with_their_tokens(folder: Path) -> None:
-    session = open_draft(folder)
+    session = open_folder(folder)
     expected = truth(TOKENS[:9], list(range(9)), VOCABULARY)
     first = session.forward(TOKENS[:4], features=FEATURES[:4]).logits[:, : len(VOCABULARY)].copy()
     second = session.forward(TOKENS[4:9], features=FEATURES[4:9], taps=["own"])
@@ -59,7 +59,7 @@ def test_features_go_with_their_tokens(folder: Path) -> None:
 
 def test_trees_over_features(folder: Path) -> None:
     for prefix in (0, 1, 6):
-        session = open_draft(folder, tree=True)
+        session = open_folder(folder, tree=True)
         if prefix:
             session.forward(TOKENS[:prefix], features=FEATURES[:prefix])
         parents = [-1, 0, 0, 2, -1]
@@ -73,7 +73,7 @@ def test_trees_over_features(folder: Path) -> None:
 
 
 def test_features_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
-    session = open_draft(folder)
+    session = open_folder(folder)
     with pytest.raises(ConfigError, match=r"give features \(2, 32\)"):
         session.forward([1, 2])
     with pytest.raises(ConfigError, match=r"features are \(1, 32\), the call takes \(2, 32\)"):
@@ -112,7 +112,7 @@ def test_a_reduced_vocabulary_and_its_extra_tokens(folder: Path) -> None:
 )
 def test_extra_tokens_that_do_not_fit(folder: Path, extra: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        open_draft(folder).set_extra(extra)
+        open_folder(folder).set_extra(extra)
 
 
 @pytest.mark.parametrize("ids", [[], [3, 2], [2, 2], [-1, 5], [5, 64], list(range(13))])
@@ -175,3 +175,17 @@ def test_an_exported_eagle_head(tmp_path: Path, tree: bool) -> None:
     np.testing.assert_allclose(rows.logits[:, :103], expected[6:], atol=1e-4)
     np.testing.assert_allclose(rows.hidden["own"], own[6:], atol=1e-4)
     assert np.isneginf(rows.logits[:, 103:]).all()
+
+
+@pytest.mark.parametrize("bits", [32, 4])
+def test_a_tree_behind_a_prompt_leaves_the_prompt_as_it_is(tmp_path: Path, bits: int) -> None:
+    """A first call with a tree ran the prompt's first token alone, which moved int4 logits of all its rows by units."""
+    folder = write_bundle(tmp_path, bits=bits, tree=True)
+    plain, tree = open_folder(folder), open_folder(folder, tree=True)
+    prompt = TOKENS[:6]
+    expected = plain.forward(prompt).logits.copy()
+    parents = [*range(-1, 5), 5, 5, 6]
+    rows = tree.forward([*prompt, 3, 4, 5], parents=parents, logits_rows=[8, 5, 0]).logits
+    np.testing.assert_array_equal(rows[1:], expected[[5, 0]])
+    tree.keep(6, list(range(6)))
+    np.testing.assert_array_equal(tree.forward(TOKENS[6:8]).logits, plain.forward(TOKENS[6:8]).logits)

@@ -22,6 +22,7 @@ from edgespec.bundle import Bundle
 from edgespec.cli import main
 from edgespec.compare import compare
 from edgespec.errors import BundleError, ConfigError, IncompatibleError
+from edgespec.proof import pair
 
 PROMPT = [5, 9, 5, 9, 11, 5, 9]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -129,7 +130,7 @@ def test_a_pull_leaves_out_drafts_of_another_target(
 ) -> None:
     """A manifest of the user's that took a known pair's name must not fail on that pair's drafts."""
     write_draft(tmp_path / "bare" / "eagle", "eagle")
-    write_draft(tmp_path / "bare" / "tinydraft", "tinydraft")
+    write_draft(tmp_path / "bare" / "tinydraft", "tinydraft", seed=7)  # converted by no other test
     monkeypatch.setattr(zoo, "zoo_dir", lambda: tmp_path)
     stages: list[str] = []
     pairs.pull("bare", lambda stage, done, total: stages.append(stage))
@@ -360,6 +361,19 @@ def test_run_uses_the_draft_that_the_manifest_recommends(
         assert pairs.default_draft("tiny")[0] == {"ngram,eagle": "ngram", "medusa": "ngram"}.get(default, expected)
     finally:
         path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("tree", "left_out"), [(True, ["block"]), (False, [])])
+def test_check_judges_trees_by_the_rules_that_take_them(
+    place: Path, target: Path, monkeypatch: pytest.MonkeyPatch, tree: bool, left_out: list[str]
+) -> None:
+    """Used to be refused, as the block rule, which judges chains, was always among the rules played."""
+    monkeypatch.setattr(pair, "MAX_EMISSIONS", 20)
+    with LLM(target, draft="eagle", tree=tree, exact=False) as llm:
+        result = pair._pair(llm, [PROMPT], 8, 0, lambda *_: None)
+    assert {row["rule"] for row in result["distribution"]} == {"rejection", "block"} - set(left_out)
+    assert result["rules_without_trees"] == left_out
+    assert result["identity_judged"] is False
 
 
 def test_check_hashes_the_drafts_too(place: Path, target: Path) -> None:
