@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cpu import allowed_cpus
 from edgespec.downloads import Progress
-from edgespec.draft import DraftSetup, TreePlan, create_drafter
+from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.engine.controller import create_controller
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
@@ -340,7 +340,7 @@ class LLM:
             session=session,
             threads=options.threads,
             tree=self._tree_plan(),
-            p_min=options.draft_p_min,
+            stop=EarlyStop(options.draft_p_min, self.exact.multiple if self.exact else 1),
         )
         drafters: list[Drafter] = []
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from loop_driver import Outcome, draft_model, run
 
-from edgespec.draft import DraftSetup, TreePlan, create_drafter
+from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.sampling import SamplingParams
 from edgespec.testing import TableModel
 from edgespec.testing.heads import (
@@ -82,7 +82,7 @@ def make_world(
         head = MedusaHead(draft, vocabulary=vocabulary, n_extra=n_extra, **options)
     else:
         head = ExitHead(draft, vocabulary, n_extra)
-    setup = DraftSetup(16, draft_models={kind: head}, target=target, session=session, tree=tree, p_min=p_min)
+    setup = DraftSetup(16, draft_models={kind: head}, target=target, session=session, tree=tree, stop=EarlyStop(p_min))
     return World(target, session, create_drafter(kind, setup), head)
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from edgespec.draft.base import DRAFTERS, DraftSetup, TreePlan, create_drafter, register_drafter
+from edgespec.draft.base import DRAFTERS, DraftSetup, EarlyStop, TreePlan, create_drafter, register_drafter
 
-__all__ = ["DRAFTERS", "DraftSetup", "TreePlan", "create_drafter", "register_drafter"]
+__all__ = ["DRAFTERS", "DraftSetup", "EarlyStop", "TreePlan", "create_drafter", "register_drafter"]

@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.errors import ConfigError
 from edgespec.types import Drafter, Model, Session
 
-__all__ = ["DRAFTERS", "DraftSetup", "TreePlan", "create_drafter", "register_drafter"]
+__all__ = ["DRAFTERS", "DraftSetup", "EarlyStop", "TreePlan", "create_drafter", "register_drafter"]
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,33 @@ class TreePlan:
 
 
 @dataclass(frozen=True)
+class EarlyStop:
+    """When a chain ends before its k tokens: after one that the draft itself gives less than `p_min`.
+
+    multiple: row counts that the target runs exactly are multiples of it, so a chain goes on until the call is full:
+    rows of padding cost as much as rows of drafts. The token that ends a chain stays in it, so the rule is fair under
+    every verifier.
+    """
+
+    p_min: float = 0.0
+    multiple: int = 1
+
+    @property
+    def wants_confidence(self) -> bool:
+        return self.p_min > 0.0
+
+    def after(self, confidence: float, n_drafted: int) -> bool:
+        """Whether the chain ends at `n_drafted` tokens, the last of which has this confidence."""
+        return confidence < self.p_min and (n_drafted + 1) % self.multiple == 0
+
+
+@dataclass(frozen=True)
 class DraftSetup:
     """What a factory may use; one setup serves one slot.
 
     model: the loaded draft model of the kind `model`. draft_models: kind -> loaded head of the other kinds (see
     `edgespec.draft.heads` for what each offers). target and session: the target and this slot's session on it.
-    tree: None for chains. p_min: drafting stops after a token that the draft itself gives a smaller chance.
+    tree: None for chains. stop: when a chain ends early.
     """
 
     n_vocab: int
@@ -48,7 +69,7 @@ class DraftSetup:
     bundle: Path | None = None
     threads: int | None = None
     tree: TreePlan | None = None
-    p_min: float = 0.0
+    stop: EarlyStop = field(default_factory=EarlyStop)
 
     def head(self, kind: str) -> Any:
         """The loaded head of a kind; raises ConfigError where none was given."""

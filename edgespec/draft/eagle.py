@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 
-from edgespec.draft.base import DraftSetup, TreePlan
+from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan
 from edgespec.draft.choice import choose_chain, choose_siblings
 from edgespec.draft.features import FeatureStore
 from edgespec.draft.heads import EagleModel, HeadSession, as_row, check_taps, kind_of
@@ -36,12 +36,17 @@ class EagleDrafter:
     source = "eagle"
 
     def __init__(
-        self, model: EagleModel, n_vocab: int, taps: tuple[str, ...], tree: TreePlan | None = None, p_min: float = 0.0
+        self,
+        model: EagleModel,
+        n_vocab: int,
+        taps: tuple[str, ...],
+        tree: TreePlan | None = None,
+        stop: EarlyStop | None = None,
     ) -> None:
         self.model = model
         self.taps = taps
         self.tree = tree
-        self.p_min = p_min
+        self.stop = stop or EarlyStop()
         self._track = AcceptanceTrack()
         self.vocabulary = DraftVocabulary(model.vocabulary, n_vocab, int(kind_of(model).get("n_extra", 0)))
         self.session = cast(HeadSession, model.open_session())
@@ -87,13 +92,15 @@ class EagleDrafter:
         dists: list[Candidates | None] = []
         history = list(context.tokens)
         while True:
-            choice = choose_chain(context, self.vocabulary, rows.logits[-1], history, wants_confidence=self.p_min > 0.0)
+            choice = choose_chain(
+                context, self.vocabulary, rows.logits[-1], history, wants_confidence=self.stop.wants_confidence
+            )
             if choice is None:
                 break
             drafted.append(choice.token)
             dists.append(choice.dist)
             history.append(choice.token)
-            if len(drafted) == k or choice.confidence < self.p_min:
+            if len(drafted) == k or self.stop.after(choice.confidence, len(drafted)):
                 break
             own = as_row(rows.hidden[OWN][-1])
             rows = self.session.forward([choice.token], logits_rows=(0,), taps=(OWN,), features=own)
@@ -182,4 +189,4 @@ def create(setup: DraftSetup) -> EagleDrafter:
             "with them (tree.onnx), or drop --tree."
         )
     taps = check_taps("EAGLE", kind_of(model)["taps"], setup.target)
-    return EagleDrafter(model, setup.n_vocab, taps, setup.tree, setup.p_min)
+    return EagleDrafter(model, setup.n_vocab, taps, setup.tree, setup.stop)

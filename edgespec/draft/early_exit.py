@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from edgespec.draft.base import DraftSetup
+from edgespec.draft.base import DraftSetup, EarlyStop
 from edgespec.draft.choice import choose_chain
 from edgespec.draft.heads import ExitSession, LoadedHead, kind_of
 from edgespec.draft.track import AcceptanceTrack
@@ -29,11 +29,13 @@ class EarlyExitDrafter:
     source = "early-exit"
     taps: tuple[str, ...] = ()
 
-    def __init__(self, session: ExitSession, head: LoadedHead, n_vocab: int, n_ctx: int, p_min: float = 0.0) -> None:
+    def __init__(
+        self, session: ExitSession, head: LoadedHead, n_vocab: int, n_ctx: int, stop: EarlyStop | None = None
+    ) -> None:
         self.session = session
         self.head = head
         self.n_ctx = n_ctx
-        self.p_min = p_min
+        self.stop = stop or EarlyStop()
         self._track = AcceptanceTrack()
         self.vocabulary = DraftVocabulary(head.vocabulary, n_vocab, int(kind_of(head).get("n_extra", 0)))
 
@@ -59,13 +61,15 @@ class EarlyExitDrafter:
             hidden, exit_s = self.session.exit_rows(rows)
             logits = self._logits(hidden)
             run_s += exit_s + self.head.run_s
-            choice = choose_chain(context, self.vocabulary, logits, history, wants_confidence=self.p_min > 0.0)
+            choice = choose_chain(
+                context, self.vocabulary, logits, history, wants_confidence=self.stop.wants_confidence
+            )
             if choice is None:
                 break
             drafted.append(choice.token)
             dists.append(choice.dist)
             history.append(choice.token)
-            if len(drafted) == k or choice.confidence < self.p_min:
+            if len(drafted) == k or self.stop.after(choice.confidence, len(drafted)):
                 break
             rows = [choice.token]
         return Proposal(drafted, self.source, dists=dists, run_s=run_s)
@@ -98,4 +102,4 @@ def create(setup: DraftSetup) -> EarlyExitDrafter:
         )
     head: LoadedHead = setup.head("early-exit")
     session = cast(ExitSession, setup.session)
-    return EarlyExitDrafter(session, head, setup.n_vocab, setup.target.info.n_ctx, setup.p_min)
+    return EarlyExitDrafter(session, head, setup.n_vocab, setup.target.info.n_ctx, setup.stop)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.draft.base import DraftSetup, TreePlan
+from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan
 from edgespec.draft.choice import Choice, choose_chain, choose_siblings
 from edgespec.draft.heads import LoadedHead, check_taps, kind_of
 from edgespec.draft.track import AcceptanceTrack
@@ -33,12 +33,17 @@ class MedusaDrafter:
     source = "medusa"
 
     def __init__(
-        self, head: LoadedHead, n_vocab: int, taps: tuple[str, ...], tree: TreePlan | None = None, p_min: float = 0.0
+        self,
+        head: LoadedHead,
+        n_vocab: int,
+        taps: tuple[str, ...],
+        tree: TreePlan | None = None,
+        stop: EarlyStop | None = None,
     ) -> None:
         entry = kind_of(head)
         self.head = head
         self.taps = taps
-        self.p_min = p_min
+        self.stop = stop or EarlyStop()
         self.tree = tree
         self.n_heads = int(entry["n_heads"])
         self.vocabulary = DraftVocabulary(head.vocabulary, n_vocab, int(entry.get("n_extra", 0)))
@@ -83,12 +88,12 @@ class MedusaDrafter:
         dists: list[Candidates | None] = []
         for row in logits[: min(k, self.n_heads)]:
             history = [*context.tokens, *tokens]
-            choice = choose_chain(context, self.vocabulary, row, history, wants_confidence=self.p_min > 0.0)
+            choice = choose_chain(context, self.vocabulary, row, history, wants_confidence=self.stop.wants_confidence)
             if choice is None:
                 break
             tokens.append(choice.token)
             dists.append(choice.dist)
-            if choice.confidence < self.p_min:
+            if self.stop.after(choice.confidence, len(tokens)):
                 break
         return Proposal(tokens, self.source, dists=dists, run_s=self.head.run_s)
 
@@ -130,4 +135,4 @@ def create(setup: DraftSetup) -> MedusaDrafter:
     """The drafter for `setup.head("medusa")`; raises IncompatibleError where the target lacks its taps."""
     head: LoadedHead = setup.head("medusa")
     taps = check_taps("Medusa", kind_of(head)["taps"], setup.target)
-    return MedusaDrafter(head, setup.n_vocab, taps, setup.tree, setup.p_min)
+    return MedusaDrafter(head, setup.n_vocab, taps, setup.tree, setup.stop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from edgespec.draft.base import DraftSetup, TreePlan
+from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan
 from edgespec.draft.choice import Choice, choose_chain, choose_siblings
 from edgespec.draft.heads import HeadSession
 from edgespec.draft.track import AcceptanceTrack
@@ -28,19 +28,24 @@ class ModelDrafter:
     """Drafts with a small language model that shares the target's tokens: a chain, or a tree where `tree` is given.
 
     A tree is several first tokens, each continued as a chain; it needs no tree inputs of the draft. source: what
-    proposals are counted under. p_min: a chain ends after a token that the draft gives less probability.
+    proposals are counted under. stop: when a chain ends early.
     """
 
     taps: tuple[str, ...] = ()
 
     def __init__(
-        self, model: Model, n_vocab: int, source: str = "model", tree: TreePlan | None = None, p_min: float = 0.0
+        self,
+        model: Model,
+        n_vocab: int,
+        source: str = "model",
+        tree: TreePlan | None = None,
+        stop: EarlyStop | None = None,
     ) -> None:
         self.model = model
         self.n_vocab = n_vocab
         self.source = source
         self.tree = tree
-        self.p_min = p_min
+        self.stop = stop or EarlyStop()
         self.session = model.open_session()
         entry = getattr(model, "draft", None) or {}
         base = getattr(model, "vocabulary", None)
@@ -80,7 +85,7 @@ class ModelDrafter:
         return Proposal([choice.token for choice in chain], self.source, dists=dists, run_s=run_s + chain_s)
 
     def _choose(self, context: DraftContext, logits: FloatArray, history: list[int], index: int = 0) -> Choice | None:
-        wants = self.p_min > 0.0
+        wants = self.stop.wants_confidence
         return choose_chain(context, self.vocabulary, logits, history, index=index, wants_confidence=wants)
 
     def _continue(
@@ -91,7 +96,7 @@ class ModelDrafter:
         node: the place of `first` in a tree, which tells its draws from those of other branches; None for a chain.
         """
         history, chain, run_s = list(history), [first], 0.0
-        while len(chain) < n and chain[-1].confidence >= self.p_min:
+        while len(chain) < n and not self.stop.after(chain[-1].confidence, len(chain)):
             token = chain[-1].token
             history.append(token)
             rows = self.session.forward([token], logits_rows=(0,))
@@ -184,9 +189,9 @@ def _lengths(n_rows: int, n: int, depth: int) -> list[int]:
 def create(setup: DraftSetup) -> ModelDrafter:
     """The drafter for `setup.model`, which `edgespec.llm` has made sure is there."""
     assert setup.model is not None
-    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, p_min=setup.p_min)
+    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, stop=setup.stop)
 
 
 def create_tinydraft(setup: DraftSetup) -> ModelDrafter:
     """The same drafter for the small model trained for this target, `setup.head("tinydraft")`."""
-    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.p_min)
+    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.stop)

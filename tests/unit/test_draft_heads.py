@@ -11,7 +11,7 @@ import pytest
 from draft_driver import HEADS, make_world, plain
 from loop_driver import run
 
-from edgespec.draft import DraftSetup, TreePlan, create_drafter
+from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.engine.controller import create_controller
 from edgespec.errors import ConfigError, IncompatibleError
@@ -238,3 +238,12 @@ def test_the_block_rule_refuses_a_tree() -> None:
     world = make_world("eagle", "noisy", tree=TREE)
     with pytest.raises(IncompatibleError, match="judges chains"):
         world.run([1, 2], SAMPLED, k=8, rule="block")
+
+
+def test_a_chain_ends_early_only_where_the_call_is_full() -> None:
+    """An unsure draft used to stop at two tokens, and exact rows then ran four rows for the price of three drafts."""
+    stop = EarlyStop(0.5, multiple=2)
+    assert [stop.after(0.1, n) for n in (1, 2, 3, 4)] == [True, False, True, False]
+    assert not stop.after(0.5, 1)
+    assert [EarlyStop(0.5).after(0.1, n) for n in (1, 2)] == [True, True]
+    assert not EarlyStop().wants_confidence
