@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ConfigError
@@ -66,7 +65,6 @@ class DraftSetup:
     draft_models: Mapping[str, Any] = field(default_factory=dict)
     target: Model | None = None
     session: Session | None = None
-    bundle: Path | None = None
     threads: int | None = None
     tree: TreePlan | None = None
     stop: EarlyStop = field(default_factory=EarlyStop)
