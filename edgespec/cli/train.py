@@ -42,6 +42,13 @@ TRAINING = (
     click.option("--steps", type=click.IntRange(1), default=2400, show_default=True),
     click.option("--batch", "batch_rows", type=click.IntRange(1), default=4, show_default=True, help="Rows a step."),
     click.option("--lr", type=click.FloatRange(0, 1, min_open=True), default=1e-3, show_default=True),
+    click.option(
+        "--dropout",
+        type=click.FloatRange(0, 1, max_open=True),
+        default=0.1,
+        show_default=True,
+        help="Share of a draft's inputs that a training step leaves out.",
+    ),
     click.option("-s", "--seed", type=click.IntRange(0), default=0, show_default=True),
     click.option("--device", default="cpu", show_default=True, help="Of torch: cpu, cuda ..."),
     THREADS,
@@ -190,7 +197,10 @@ def _train(kind: str, values: dict[str, Any]) -> None:
     with _resumable(lambda: _way_on(out)), _bar(values) as report:
         corpus = values["corpus"] or _own_corpus(target, values, report)
         _clear(out, values)
-        same = ("steps", "batch_rows", "lr", "seed", "device", "threads", "checkpoint_every", "eval_every", "patience")
+        same = (
+            "steps", "batch_rows", "lr", "dropout", "seed", "device", "threads", "checkpoint_every", "eval_every",
+            "patience",
+        )  # fmt: skip
         request = TrainRequest(
             kind=kind,
             target=target,

@@ -82,11 +82,12 @@ def _acceptance(config: Mapping[str, Any]) -> str:
 
 def _training(config: Mapping[str, Any]) -> str:
     facts = config["training"]
+    dropout = f"dropout {facts['dropout']:g}, " if facts.get("dropout") else ""
     lines = [
         "## Training",
         "",
-        f"{facts['steps']} steps of {facts['batch_rows']} rows, AdamW at {facts['lr']:g}, seed {facts['seed']}, on "
-        f"{facts['n_rows']} conversations that {config['target']} had with itself.",
+        f"{facts['steps']} steps of {facts['batch_rows']} rows, AdamW at {facts['lr']:g}, {dropout}seed "
+        f"{facts['seed']}, on {facts['n_rows']} conversations that {config['target']} had with itself.",
     ]
     corpus = facts.get("corpus")
     if corpus:

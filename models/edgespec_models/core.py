@@ -102,6 +102,7 @@ class DraftCore(nn.Module, ABC):
         super().__init__()
         self.facts = facts
         self.taps = taps
+        self.dropout = 0.0
 
     @abstractmethod
     def start_from(self, tensor: Weights) -> None:
@@ -118,6 +119,10 @@ class DraftCore(nn.Module, ABC):
     def options(self) -> dict[str, object]:
         """What config.json says beyond the target's shape."""
         return {}
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Some of what the draft is given left out, in training: a small corpus is seen several times."""
+        return functional.dropout(x, self.dropout, self.training)
 
     def copy(self, parameter: Tensor, name: str) -> None:
         """Overwrite a parameter with a tensor of the target."""

@@ -56,7 +56,7 @@ class EagleCore(DraftCore):
     def fused(self, batch: Batch) -> Tensor:
         """[batch, length, n_embd] true features g."""
         parts = [norm(batch.features[tap]) for norm, tap in zip(self.fuse_norm, self.taps, strict=True)]
-        output: Tensor = self.fuse(torch.cat(parts, dim=-1))
+        output: Tensor = self.fuse(self.drop(torch.cat(parts, dim=-1)))
         return output
 
     def rollout(self, batch: Batch, n_steps: int) -> list[Tensor]:
@@ -69,7 +69,7 @@ class EagleCore(DraftCore):
         values: list[list[Tensor]] = [[] for _ in self.layers]
         outputs = []
         for _ in range(n_steps):
-            x = self.fc(torch.cat([embedded, self.feature_norm(feature)], dim=-1))
+            x = self.fc(self.drop(torch.cat([embedded, self.feature_norm(feature)], dim=-1)))
             for index, layer in enumerate(self.layers):
                 query, key, value = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
                 keys[index].append(key)

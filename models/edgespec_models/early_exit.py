@@ -41,7 +41,7 @@ class ExitCore(DraftCore):
 
     def output(self, stream: Tensor) -> Tensor:
         """[..., n_embd] ready for the lm head."""
-        x = self.in_norm(stream)
+        x = self.drop(self.in_norm(stream))
         result: Tensor = self.norm(self.skip(x) + self.down(silu(self.gate(x)) * self.up(x)))
         return result
 

@@ -48,7 +48,7 @@ class MedusaCore(DraftCore):
         """[batch, length - 1, n_embd] for each head, ready for the lm head."""
         taps = [norm(batch.features[tap][:, :-1]) for norm, tap in zip(self.tap_norm, self.taps, strict=True)]
         joined = torch.cat([*taps, self.embed_norm(batch.embeddings[:, 1:])], dim=-1)
-        base = taps[-1] + silu(self.get_submodule("in")(joined))
+        base = taps[-1] + silu(self.get_submodule("in")(self.drop(joined)))
         return [self.norm(base + silu(head(base))) for head in self.heads]
 
     def losses(self, batch: Batch, head: ReducedHead) -> dict[str, Tensor]:

@@ -71,6 +71,7 @@ class TrainRequest:
     steps: int = 600
     batch_rows: int = 8
     lr: float = 1e-3
+    dropout: float = 0.1
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None
@@ -170,7 +171,10 @@ def _train(
 ) -> None:
     from edgespec_models.training import TrainSetup, train
 
-    same = ("steps", "batch_rows", "lr", "seed", "device", "threads", "n_vocab_draft", "checkpoint_every", "eval_every")
+    same = (
+        "steps", "batch_rows", "lr", "dropout", "seed", "device", "threads", "n_vocab_draft", "checkpoint_every",
+        "eval_every",
+    )  # fmt: skip
     setup = TrainSetup(
         tokens=corpus.tokens,
         assistant=corpus.assistant,

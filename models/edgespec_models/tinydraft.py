@@ -37,7 +37,7 @@ class TinyDraftCore(DraftCore):
 
     def output(self, batch: Batch) -> Tensor:
         """[batch, length, n_embd] ready for the lm head."""
-        x = batch.embeddings
+        x = self.drop(batch.embeddings)
         cos, sin = self.tables(x.shape[1])
         for layer in self.layers:
             x = layer(x, cos, sin)

@@ -57,6 +57,7 @@ class TrainSetup:
     steps: int = 600
     batch_rows: int = 8
     lr: float = 1e-3
+    dropout: float = 0.1
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None
@@ -129,6 +130,7 @@ class _Run:
         self.device = torch.device(setup.device)
         self.core = CORES[kind](setup.facts, setup.taps, **setup.options)
         self.core.start_from(setup.facts.tensor)
+        self.core.dropout = setup.dropout
         self.core.to(self.device)
         self.n_train = len(setup.tokens) - setup.n_held_out
         eos = setup.facts.config.eos_ids
@@ -176,6 +178,7 @@ class _Run:
         lr = setup.lr * _schedule(self.step, setup.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        torch.manual_seed(1_000_003 * setup.seed + self.step)  # a resumed run drops what an uninterrupted one would
         batch = self.batch(self._rows(self.step))
         with self._cast():
             parts = self.core.losses(batch, self.head)
@@ -272,6 +275,7 @@ class _Run:
                 "steps": self.step,
                 "batch_rows": setup.batch_rows,
                 "lr": setup.lr,
+                "dropout": setup.dropout,
                 "seed": setup.seed,
                 "n_rows": self.n_train,
                 "history": self.history,

@@ -125,3 +125,20 @@ def test_acceptance_counts_rounds_that_drafted(target: Target, corpus: Path, tmp
     assert len(found["by_position"]) == 2
     np.testing.assert_allclose(found["mean_acceptance_length"], 1 + sum(found["by_position"]), atol=2 / found["rounds"])
     assert found["by_position"][0] >= found["by_position"][1]
+
+
+def test_dropout_is_for_training_steps_alone() -> None:
+    """A tenth of the inputs is left out of a training step and none of an evaluation."""
+    import torch
+    from edgespec_models.core import DraftCore
+
+    class Core(DraftCore):
+        start_from = losses = survival = lambda self, *_: None  # type: ignore[assignment]
+
+    core = Core(None, ())  # type: ignore[arg-type]
+    core.dropout = 0.1
+    torch.manual_seed(0)
+    ones = torch.ones(10_000)
+    dropped = core.train().drop(ones)
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.1, abs=0.02)
+    assert torch.equal(core.eval().drop(ones), ones)
