@@ -35,7 +35,13 @@ FORCE = click.option("--force", is_flag=True, help="Replace what lies at OUT.")
 TRAINING = (
     MODEL,
     click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="The draft's folder."),
-    click.option("--corpus", type=click.Path(path_type=Path), help="From `edgespec train data`."),
+    click.option(
+        "--corpus",
+        "corpora",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="From `edgespec train data`; several are joined.",
+    ),
     click.option("--rows", type=click.IntRange(2), help="Instead of --corpus: write one of so many rows beside OUT."),
     click.option("--features", type=click.Path(path_type=Path), help="Folder of features; default: beside the corpus."),
     click.option("--weights", type=click.Path(path_type=Path), help="The target's float weights, for a bundle."),
@@ -185,17 +191,19 @@ def _train(kind: str, values: dict[str, Any]) -> None:
     from edgespec_models.pipeline import TrainRequest, check_torch, train_draft
 
     out: Path = values["out"]
-    if (values["corpus"] is None) == (values["rows"] is None):
+    if bool(values["corpora"]) == (values["rows"] is not None):
         raise ConfigError("say what to train on: either --corpus (see `edgespec train data`) or --rows")
     _check_out(out, values)
     options, taps = _own_options(kind, values)
-    if values["corpus"] is not None:
-        Corpus.load(values["corpus"])  # a mistake is said before anything is downloaded
+    if values["corpora"]:
+        Corpus.join(
+            [Corpus.load(path) for path in values["corpora"]]
+        )  # a mistake is said before anything is downloaded
     check_torch()
     _check_device(values["device"])
     target = _target(values, needs_weights=True)
     with _resumable(lambda: _way_on(out)), _bar(values) as report:
-        corpus = values["corpus"] or _own_corpus(target, values, report)
+        corpora = values["corpora"] or (_own_corpus(target, values, report),)
         _clear(out, values)
         same = (
             "steps", "batch_rows", "lr", "dropout", "seed", "device", "threads", "checkpoint_every", "eval_every",
@@ -204,7 +212,7 @@ def _train(kind: str, values: dict[str, Any]) -> None:
         request = TrainRequest(
             kind=kind,
             target=target,
-            corpus=corpus,
+            corpora=corpora,
             out=out,
             features=values["features"],
             taps=taps,
@@ -212,7 +220,7 @@ def _train(kind: str, values: dict[str, Any]) -> None:
             resume=values["resume"],
             keep_checkpoint=values["keep_checkpoint"],
             max_seconds=None if values["max_minutes"] is None else 60 * values["max_minutes"],
-            commands=_commands(kind, target, corpus, values),
+            commands=_commands(kind, target, corpora, values),
             options=options,
             **{name: values[name] for name in same},
         )
@@ -330,22 +338,23 @@ def _own_corpus(target: Target, values: dict[str, Any], report: Reporter) -> Pat
     return path
 
 
-def _commands(kind: str, target: Target, corpus: Path, values: dict[str, Any]) -> tuple[str, ...]:
+def _commands(kind: str, target: Target, corpora: tuple[Path, ...], values: dict[str, Any]) -> tuple[str, ...]:
     """What makes this draft again, for its card; names of files without their folders."""
     from edgespec_models.pipeline import corpus_command
 
     context = click.get_current_context()
-    words = [f"edgespec train {kind} -m {target.label} --corpus {corpus.name} -o {values['out'].name}"]
-    skipped = {"model", "out", "corpus", "rows", "features", "weights", "resume", "force", "as_json", "keep_checkpoint",
-               "threads", "device", "max_minutes", "checkpoint_every"}  # fmt: skip
+    given = " ".join(f"--corpus {corpus.name}" for corpus in corpora)
+    words = [f"edgespec train {kind} -m {target.label} {given} -o {values['out'].name}"]
+    skipped = {"model", "out", "corpora", "rows", "features", "weights", "resume", "force", "as_json",
+               "keep_checkpoint", "threads", "device", "max_minutes", "checkpoint_every"}  # fmt: skip
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in skipped or not isinstance(parameter, click.Option):
             continue
         if values.get(name) is not None and (name in ("steps", "lr") or values[name] != parameter.default):
             words.append(f"{max(parameter.opts, key=len)} {values[name]}")
-    made = corpus_command(corpus, target.label)
-    return (*([made] if made else []), " ".join(words))
+    made = [corpus_command(corpus, target.label) for corpus in corpora]
+    return (*(command for command in made if command), " ".join(words))
 
 
 def _report_step(step: Any, report: Reporter) -> None:

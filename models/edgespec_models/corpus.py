@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +34,16 @@ Arrays = Mapping[str, NDArray[Any]]
 class Corpus:
     """tokens: [n, length] uint16 or uint32. assistant: [n, length] bool, True where the target answered.
 
-    recipe: how it was made, None where nobody wrote it down.
+    recipe: how it was made, None where nobody wrote it down. sources: where several were joined, the (corpus, row) of
+    each row as [n, 2].
     """
 
     tokens: NDArray[Any]
     assistant: NDArray[np.bool_]
     recipe: dict[str, Any] | None = field(default=None, compare=False)
     path: Path | None = None
+    sources: NDArray[np.int64] | None = None
+    n_judged: int | None = None  # rows held out, where they are not a share of all
 
     @classmethod
     def load(cls, path: str | Path) -> Corpus:
@@ -57,6 +60,29 @@ class Corpus:
         tokens, assistant = arrays["tokens"], arrays["assistant"]
         _check_arrays(path, tokens, assistant)
         return cls(tokens, assistant.astype(bool), _read_recipe(recipe_path(path)), path)
+
+    @classmethod
+    def join(cls, corpora: Sequence[Corpus]) -> Corpus:
+        """Several as one: the rows to train on of each, then the held-out rows of each in turn.
+
+        Raises ConfigError where their rows are not equally long.
+        """
+        if len(corpora) == 1:
+            return corpora[0]
+        lengths = {corpus.length for corpus in corpora}
+        if len(lengths) > 1:
+            said = ", ".join(f"{corpus.path} {corpus.length}" for corpus in corpora)
+            raise ConfigError(f"corpora that are joined need rows of one length, these have: {said}")
+        trained = [(c, row) for c, corpus in enumerate(corpora) for row in range(len(corpus) - corpus.n_held_out)]
+        judged = [
+            (place, c, len(corpus) - corpus.n_held_out + place)
+            for c, corpus in enumerate(corpora)
+            for place in range(corpus.n_held_out)
+        ]
+        order = np.array([*trained, *((c, row) for _, c, row in sorted(judged))], np.int64)
+        tokens = np.stack([corpora[c].tokens[row] for c, row in order])
+        assistant = np.stack([corpora[c].assistant[row] for c, row in order])
+        return cls(tokens, assistant, None, None, order, len(judged))
 
     def save(self, path: str | Path) -> None:
         """Write arrays and recipe; the same bytes for the same content."""
@@ -77,6 +103,8 @@ class Corpus:
     @property
     def n_held_out(self) -> int:
         """Rows at the end that training leaves alone; at least one, an even number where temperatures alternate."""
+        if self.n_judged is not None:
+            return self.n_judged
         wanted = int(min(MOST_HELD_OUT, len(self) * HELD_OUT_SHARE))
         return max(1, wanted - wanted % 2)
 

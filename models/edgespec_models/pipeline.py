@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from edgespec.errors import ConfigError, FormatError, IncompatibleError, Missing
 from edgespec_models.acceptance import SETTINGS, evaluate_zoo, held_out_prompts
 from edgespec_models.conversation import DataSettings, write_corpus
 from edgespec_models.corpus import Corpus, recipe_path
-from edgespec_models.features import dump_features
+from edgespec_models.features import JoinedRows, dump_features
 
 if TYPE_CHECKING:
     from edgespec_models.training import StepReport
@@ -60,11 +60,13 @@ class Target:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What `edgespec train KIND` was asked for. features: None is beside the corpus. taps: None takes the bundle's."""
+    """What `edgespec train KIND` was asked for. corpora: one or more. features: of one corpus, None is beside it.
+    taps: None takes the bundle's.
+    """
 
     kind: str
     target: Target
-    corpus: Path
+    corpora: tuple[Path, ...]
     out: Path
     features: Path | None = None
     taps: tuple[str, ...] | None = None
@@ -132,10 +134,11 @@ def train_draft(
     Raises ConfigError or IncompatibleError before any work where the request cannot be met.
     """
     taps = _taps(request.kind, request.target.bundle, request.taps)
-    corpus = _corpus(request)
+    corpora = _corpora(request)
+    corpus = Corpus.join(corpora)
     setup_facts = _facts(request.target)
     prompts = held_out_prompts(corpus, FULL_PROMPTS)
-    features = _features(request, corpus, tuple(dict.fromkeys([*taps, "final"])), progress)
+    features = _features(request, corpora, corpus.sources, tuple(dict.fromkeys([*taps, "final"])), progress)
     k = request.options.get("n_medusa", 3) if request.kind == "medusa" else 4
 
     def evaluate(zoo: Path) -> dict[str, Any]:
@@ -283,13 +286,16 @@ def _taps(kind: str, bundle: Bundle, wanted: tuple[str, ...] | None) -> tuple[st
     return taps
 
 
-def _corpus(request: TrainRequest) -> Corpus:
-    corpus = Corpus.load(request.corpus)
+def _corpora(request: TrainRequest) -> list[Corpus]:
+    corpora = [Corpus.load(path) for path in request.corpora]
     info = request.target.bundle.info
-    corpus.check_vocabulary(info.n_vocab, info.tokenizer_hash)
-    if corpus.length > info.n_ctx:
-        raise ConfigError(f"rows of {request.corpus} have {corpus.length} tokens, the target's context {info.n_ctx}")
-    return corpus
+    for corpus in corpora:
+        corpus.check_vocabulary(info.n_vocab, info.tokenizer_hash)
+        if corpus.length > info.n_ctx:
+            raise ConfigError(f"rows of {corpus.path} have {corpus.length} tokens, the target's context {info.n_ctx}")
+    if request.features is not None and len(corpora) > 1:
+        raise ConfigError(f"features={request.features} are of one corpus, and {len(corpora)} are given: leave it out")
+    return corpora
 
 
 def _facts(target: Target) -> Any:
@@ -332,26 +338,37 @@ def _facts(target: Target) -> Any:
 
 
 def _features(
-    request: TrainRequest, corpus: Corpus, taps: tuple[str, ...], progress: Progress | None
+    request: TrainRequest,
+    corpora: Sequence[Corpus],
+    sources: NDArray[np.int64] | None,
+    taps: tuple[str, ...],
+    progress: Progress | None,
 ) -> dict[str, Any]:
-    """Memory maps of the target's features, computed where they are not there yet."""
+    """The target's features by row of the (joined) corpus, on disk; computed where they are not there yet."""
     from edgespec.backends.onnx.batch import BatchSession
 
     bundle = request.target.bundle
     identity = bundle.files["model.onnx.data"]["sha256"] if bundle.has("model.onnx.data") else bundle.info.name
-    out = request.features or features_path(request.corpus, identity)
+    length = corpora[0].length
     opened: list[Any] = []
 
     def open_batch(n: int) -> Any:
         if not opened:
             opened.append(request.target.open_model())
-        return BatchSession(opened[0], n, corpus.length)
+        return BatchSession(opened[0], n, length)
 
     try:
-        return dict(dump_features(open_batch, corpus, taps, out, target=identity, progress=progress))
+        dumped = []
+        for corpus in corpora:
+            assert corpus.path is not None
+            out = request.features or features_path(corpus.path, identity)
+            dumped.append(dump_features(open_batch, corpus, taps, out, target=identity, progress=progress))
     finally:
         for model in opened:
             model.close()
+    if sources is None:
+        return dict(dumped[0])
+    return {tap: JoinedRows([files[tap] for files in dumped], sources) for tap in taps}
 
 
 def features_path(corpus: Path, identity: str) -> Path:

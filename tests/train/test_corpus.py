@@ -125,3 +125,38 @@ def test_token_types() -> None:
 def test_recipe_is_readable_json(tmp_path: Path) -> None:
     corpus().save(tmp_path / "c.safetensors")
     assert json.loads((tmp_path / "c.json").read_text()) == {"format": FORMAT}
+
+
+def test_corpora_are_joined_row_by_row(tmp_path: Path) -> None:
+    """Held-out rows of each stay held out, alternate at the end, and features follow their rows."""
+    from edgespec_models.features import JoinedRows
+
+    rng = np.random.default_rng(0)
+    corpora = []
+    for n in (60, 110):
+        tokens = rng.integers(0, 500, (n, 24)).astype(np.uint16)
+        corpora.append(Corpus(tokens, rng.random((n, 24)) < 0.5))
+    joined = Corpus.join(corpora)
+    assert len(joined) == 170
+    assert [corpus.n_held_out for corpus in (*corpora, joined)] == [2, 4, 6]
+    assert joined.sources is not None
+    assert joined.sources[-6:].tolist() == [[0, 58], [1, 106], [0, 59], [1, 107], [1, 108], [1, 109]]
+    assert sorted(map(tuple, joined.sources.tolist())) == [(c, r) for c, n in enumerate((60, 110)) for r in range(n)]
+    rows = np.array([0, 80, 167])
+    features = JoinedRows([corpus.tokens for corpus in corpora], joined.sources)
+    assert features.shape == (170, 24)
+    np.testing.assert_array_equal(features[rows], joined.tokens[rows])
+    np.testing.assert_array_equal(joined.assistant[-1], corpora[1].assistant[-1])
+
+
+def test_corpora_of_different_lengths_do_not_join() -> None:
+    """One line names the lengths."""
+    short, long = (Corpus(np.zeros((4, n), np.uint16), np.ones((4, n), bool), None, Path(f"{n}.npz")) for n in (16, 24))
+    with pytest.raises(ConfigError, match=r"16\.npz 16, 24\.npz 24"):
+        Corpus.join([short, long])
+
+
+def test_a_single_corpus_is_itself() -> None:
+    """Nothing is copied where there is nothing to join."""
+    corpus = Corpus(np.zeros((4, 16), np.uint16), np.ones((4, 16), bool))
+    assert Corpus.join([corpus]) is corpus

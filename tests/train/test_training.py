@@ -53,7 +53,7 @@ def request(kind: str, target: Target, corpus: Path, out: Path, **changes: Any) 
         "options": OPTIONS[kind],
         "commands": ("edgespec train ...",),
     }
-    return TrainRequest(kind=kind, target=target, corpus=corpus, out=out, **{**settings, **changes})
+    return TrainRequest(kind=kind, target=target, corpora=(corpus,), out=out, **{**settings, **changes})
 
 
 @pytest.mark.parametrize("kind", KINDS)
