@@ -28,7 +28,7 @@ model: venv
 	$(BIN)/edgespec pull $(MODEL)
 
 demo: model
-	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 "$(PROMPT)"
+	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 --draft ngram,eagle --draft-p-min 0.5 "$(PROMPT)"
 
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
