@@ -144,8 +144,9 @@ def test_usage_errors_exit_2() -> None:
 
 def test_interrupt_keeps_what_was_printed(tmp_path: Path) -> None:
     code = (
-        "import sys, time, types, click\n"
+        "import signal, sys, time, types, click\n"
         "from edgespec import cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore Ctrl-C
         "def wait():\n"
         "    print('partial', end=''); print('ready', file=sys.stderr, flush=True); time.sleep(60)\n"
         "module = types.ModuleType('edgespec.cli.boom'); module.command = click.Command('boom', callback=wait)\n"
