@@ -60,7 +60,7 @@ def _converter_identity() -> str:
             "checkout) instead of running it from its folder"
         )
     here = Path(__file__).parent
-    digest = hashlib.sha256((here / "bundle.py").read_bytes())
+    digest = hashlib.sha256((here / "bundle.py").read_bytes() + (here / "zoo_config.py").read_bytes())
     for folder in (Path(found.submodule_search_locations[0]), here / "text"):
         for file in sorted(folder.rglob("*")):
             if file.is_file() and file.suffix != ".pyc":

@@ -215,7 +215,10 @@ class Drafter(Protocol):
         """At most k tokens; may be fewer or none."""
 
     def observe(self, start: int, tokens: Sequence[int], hidden: Mapping[str, FloatArray]) -> None:
-        """True target features of committed positions start..start+len(tokens), after prefill chunks and commits."""
+        """True target features of committed positions start..start+len(tokens), after prefill chunks and commits.
+
+        hidden: views that hold until the session's next call.
+        """
 
     def close(self) -> None: ...
 

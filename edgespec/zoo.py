@@ -1,13 +1,12 @@
 """Small trained drafts: those that ship with edgespec (the zoo), found for a target and converted once into the cache.
 
-Owns what a draft folder's config.json must say, which draft fits which target, and where its bundle lies. A draft's
-embedding table and head come from the target, so that a bundle is made for one draft and one target bundle. Training is
-in edgespec_models, conversion in edgespec_export.drafts.
+Owns which draft fits which target, and where its bundle lies; what a draft's config.json says is read by `zoo_config`.
+A draft's embedding table and head come from the target, so that a bundle is made for one draft and one target bundle.
+Training is in edgespec_models, conversion in edgespec_export.drafts.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from edgespec.bundle import Bundle
 from edgespec.config import cache_dir
 from edgespec.conversions import bundle_path, is_bundle, make_bundle, plain_name
 from edgespec.downloads import Progress, file_sha256, lock
-from edgespec.errors import BundleError, IncompatibleError
+from edgespec.errors import IncompatibleError
 from edgespec.options import BUNDLED_DRAFTS
+from edgespec.zoo_config import CONFIG, WEIGHTS, ZooConfig, is_draft_folder, read_config
 
 __all__ = [
     "TrainedDraft",
@@ -34,36 +34,27 @@ __all__ = [
     "read_draft",
 ]
 
-FORMAT = "edgespec-draft"
-VERSION = 1
-CONFIG, WEIGHTS = "config.json", "weights.safetensors"
-MAX_CONFIG_BYTES = 16 << 20  # the training history is in it
 KINDS = {name: kind for kind, name in BUNDLED_DRAFTS.items()}  # name in files -> draft kind
 
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A folder of draft weights. kind: as `draft` names it; target: the pair that it was trained for."""
+    """A folder of draft weights. kind: as `draft` names it."""
 
     kind: str
     folder: Path
-    target: str
-    n_embd: int
-    tokenizer_hash: str | None
-    taps: tuple[str, ...]
-    exit_layer: int | None
     size_bytes: int
-    acceptance: Mapping[str, Any]
+    config: ZooConfig
+
+    @property
+    def acceptance(self) -> Mapping[str, Any]:
+        """What was measured when it was trained; empty where nothing was."""
+        return self.config.acceptance or {}
 
     @property
     def needs(self) -> dict[str, Any]:
         """What a target must be and have; see `check_fits`."""
-        return {
-            "n_embd": self.n_embd,
-            "tokenizer_hash": self.tokenizer_hash,
-            "taps": self.taps,
-            "exit_layer": self.exit_layer,
-        }
+        return {key: getattr(self.config, key) for key in ("n_embd", "tokenizer_hash", "taps", "exit_layer")}
 
 
 def zoo_dir() -> Path:
@@ -74,59 +65,15 @@ def zoo_dir() -> Path:
 
 
 def list_drafts(pair: str) -> list[TrainedDraft]:
-    """The zoo's drafts for the known pair of that name, by kind; raises BundleError for a broken one."""
+    """The zoo's drafts for the known pair of that name, by kind; raises ConfigError for a broken one."""
     folders = [zoo_dir() / pair / name for name in KINDS]
     return [read_draft(folder) for folder in folders if (folder / CONFIG).is_file()]
 
 
-def is_draft_folder(path: Path) -> bool:
-    """Whether `path` holds trained draft weights that are no bundle yet."""
-    if not (path / CONFIG).is_file() or (path / CONFIG).stat().st_size > MAX_CONFIG_BYTES:
-        return False
-    try:
-        fields = json.loads((path / CONFIG).read_bytes())
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("format") == FORMAT
-
-
 def read_draft(folder: Path) -> TrainedDraft:
-    """Read a draft folder's config.json. Raises BundleError naming the file and the key."""
-    path = folder / CONFIG
-    if not is_draft_folder(folder):
-        raise BundleError(f'{path} does not say "format": "{FORMAT}": it is no folder of trained draft weights')
-    fields = json.loads(path.read_bytes())
-    version, name = fields.get("version"), fields.get("kind")
-    if version != VERSION or isinstance(version, bool):
-        raise BundleError(f"{path} has version {str(version)[:60]}, this edgespec reads {VERSION}: update edgespec")
-    if not isinstance(name, str) or name not in KINDS:
-        raise BundleError(f"{path} has the kind {str(name)[:60]!r}, not one of {', '.join(KINDS)}: update edgespec")
-    wanted: dict[str, tuple[type, ...]] = {
-        "target": (str,),
-        "n_embd": (int,),
-        "tokenizer_hash": (str, type(None)),
-        "taps": (list, type(None)),
-        "exit_layer": (int, type(None)),
-        "acceptance": (dict, type(None)),
-    }
-    for key, kinds in wanted.items():
-        value = fields.get(key)
-        if type(value) not in kinds or (key == "taps" and not all(isinstance(tap, str) for tap in value or ())):
-            raise BundleError(f"{path} has {key} = {str(value)[:60]!r}, which is not a valid value for it")
-    weights = folder / WEIGHTS
-    if not weights.is_file():
-        raise BundleError(f"{weights} is missing: a draft is its config.json and its weights")
-    return TrainedDraft(
-        kind=KINDS[name],
-        folder=folder,
-        target=fields["target"],
-        n_embd=fields["n_embd"],
-        tokenizer_hash=fields.get("tokenizer_hash"),
-        taps=tuple(fields.get("taps") or ()),
-        exit_layer=fields.get("exit_layer") if name == "exit" else None,
-        size_bytes=weights.stat().st_size,
-        acceptance=fields.get("acceptance") or {},
-    )
+    """Read a draft's folder. Raises ConfigError naming the file and the key."""
+    config = read_config(folder)
+    return TrainedDraft(KINDS[config.kind], folder, (folder / WEIGHTS).stat().st_size, config)
 
 
 def bundled_kind(path: Path) -> str | None:

@@ -51,6 +51,7 @@ class EagleDrafter:
         self.vocabulary = DraftVocabulary(model.vocabulary, n_vocab, int(kind_of(model).get("n_extra", 0)))
         self.session = cast(HeadSession, model.open_session())
         self.store = FeatureStore(model.fuse, taps)
+        self._n_ctx = model.info.n_ctx
         self._pairs: list[int] = []  # tokens of the cached pairs with true features
         self._n_agreed = 0  # of those, known to equal the committed tokens
 
@@ -69,16 +70,20 @@ class EagleDrafter:
     def offer(self, context: DraftContext) -> Offer:
         """Nothing without the features of all but the last token; else up to the end of the head's own context."""
         self._track.learn(context.tokens)
-        n_tokens = len(context.tokens)
-        if n_tokens < 2 or self.store.agree(context.tokens) < n_tokens - 1:
-            return Offer(max_k=0)
-        return Offer(max(0, self.model.info.n_ctx - n_tokens + 2), self._track.rate())
+        room = self._room(context.tokens)
+        return Offer(room, self._track.rate() if room else None)
+
+    def _room(self, tokens: list[int]) -> int:
+        n_tokens = len(tokens)
+        if n_tokens < 2 or self.store.agree(tokens) < n_tokens - 1:
+            return 0
+        return max(0, self._n_ctx - n_tokens + 2)
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         return self._track.ask(self._draft(context, k), len(context.tokens))
 
     def _draft(self, context: DraftContext, k: int) -> Proposal:
-        if not self.offer(context).max_k:
+        if not self._room(context.tokens):
             return Proposal([], self.source)
         if self.vocabulary.update(context.tokens):
             self.session.set_extra(self.vocabulary.extra)
@@ -102,7 +107,7 @@ class EagleDrafter:
             history.append(choice.token)
             if len(drafted) == k or self.stop.after(choice.confidence, len(drafted)):
                 break
-            own = as_row(rows.hidden[OWN][-1])
+            own = rows.hidden[OWN][-1:]  # a view: the session reads its features before it writes new ones
             rows = self.session.forward([choice.token], logits_rows=(0,), taps=(OWN,), features=own)
             run_s += rows.run_s
         return Proposal(drafted, self.source, dists=dists, run_s=run_s)
@@ -116,7 +121,7 @@ class EagleDrafter:
         while chosen := tree.promising(k, plan.width, min(plan.depth, k)):
             tree.expanded.update(chosen)
             nodes = sorted(tree.expanded)
-            if n_true + len(nodes) > self.model.info.n_ctx:
+            if n_true + len(nodes) > self._n_ctx:
                 break
             place = {node: row for row, node in enumerate(nodes)}
             rows = self.session.forward(

@@ -64,15 +64,18 @@ class MedusaDrafter:
     def offer(self, context: DraftContext) -> Offer:
         """Nothing without the feature of the last token but one."""
         self._track.learn(context.tokens)
-        if self._position != len(context.tokens) - 2 or self._position < 0:
+        if not self._is_ready(context.tokens):
             return Offer(max_k=0)
         return Offer(self.n_heads if self.tree is None else self.tree.rows, self._track.rate())
+
+    def _is_ready(self, tokens: list[int]) -> bool:
+        return 0 <= self._position == len(tokens) - 2
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         return self._track.ask(self._draft(context, k), len(context.tokens))
 
     def _draft(self, context: DraftContext, k: int) -> Proposal:
-        if not self.offer(context).max_k:
+        if not self._is_ready(context.tokens):
             return Proposal([], self.source)
         self.vocabulary.update(context.tokens)
         feeds = {"input_ids": np.array([context.tokens[-1:]], dtype=np.int64), "features": self._features}

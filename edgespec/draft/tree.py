@@ -66,9 +66,10 @@ class DraftTree:
 
         Children of any other node could not come among the best `n_rows` themselves.
         """
-        leaves = [i for i in self.best(n_rows) if i not in self.expanded and self.depths[i] < max_depth]
+        best = self.best(n_rows)
+        leaves = [i for i in best if i not in self.expanded and self.depths[i] < max_depth]
         if len(self.tokens) >= n_rows:  # the worst of the best has no room for a child
-            worst = min(self.scores[i] for i in self.best(n_rows))
+            worst = min(self.scores[i] for i in best)
             leaves = [i for i in leaves if self.scores[i] > worst]
         return sorted(sorted(leaves, key=lambda node: (-self.scores[node], node))[:n])
 

@@ -91,7 +91,7 @@ class DraftVocabulary:
         head does not know is -inf.
         """
         if self.base is not None:
-            return logits[: len(self.base)] if self._order is None else logits[self._order]
+            return logits[: len(self.base)] if self._order is None else logits.take(self._order)
         if len(logits) == self.n_vocab:
             return logits
         row = np.full(self.n_vocab, -np.inf, dtype=logits.dtype)

@@ -132,10 +132,12 @@ class _Loop:
             self.target.keep(0)
 
     def observe(self, start: int, tokens: list[int], rows: Rows, order: Sequence[int]) -> None:
-        """Show the drafters the true features of committed positions."""
+        """Show the drafters the true features of committed positions; order: their rows of the call, ascending."""
         if not rows.hidden or not tokens:
             return
-        hidden = {tap: values[list(order)] for tap, values in rows.hidden.items()}
+        is_first = order[-1] == len(order) - 1  # always so unless a tree was verified: then a view will do
+        wanted = slice(len(order)) if is_first else list(order)
+        hidden = {tap: values[wanted] for tap, values in rows.hidden.items()}
         for drafter in self.drafters:
             drafter.observe(start, tokens, hidden)
 

@@ -6,15 +6,17 @@ tables; `DraftMatrices` knows which. The formulas are those that `edgespec_model
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.zoo_config import ZooConfig
 from edgespec_export.config import ModelConfig
 from edgespec_export.layers import LayerGraph, Shape
 from edgespec_export.matrices import Matrices, StoredMatrix, StoredTable, TensorStore, Weights
 from edgespec_export.options import ExportOptions
 from edgespec_export.target_tables import TableRows, TargetTables
-from edgespec_export.zoo import ZooConfig
 
 __all__ = ["N_EXTRA", "DraftGraph", "DraftMatrices", "EagleGraph", "ExitGraph", "FuseGraph", "MedusaGraph",
            "TinyDraftGraph"]  # fmt: skip
@@ -67,7 +69,7 @@ class DraftMatrices(Matrices):
         return self.store_table(name, self._quantized(name, table.floats, 8, self.options.block_size))
 
 
-class DraftGraph(LayerGraph):
+class DraftGraph(LayerGraph, ABC):
     """What all drafts share: logits over the reduced vocabulary and over `extra_ids`."""
 
     matrices: DraftMatrices
@@ -84,9 +86,9 @@ class DraftGraph(LayerGraph):
         super().__init__(config, options, matrices, has_tree=has_tree)
         self.zoo = zoo
 
+    @abstractmethod
     def build(self) -> None:
         """Emit the whole graph."""
-        raise NotImplementedError
 
     def reduced_head(self, rows: str, shape: Shape) -> None:
         """Declares `extra_ids` and `logits`; rows: [n, n_embd]."""

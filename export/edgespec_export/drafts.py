@@ -136,7 +136,7 @@ def _config(draft: ZooDraft, target: Bundle) -> ModelConfig:
         n_kv_heads=zoo.n_kv_heads,
         head_dim=zoo.head_dim if has_layers else info.head_dim,
         norm_eps=zoo.norm_eps,
-        rope=RopeConfig(theta=zoo.rope_theta),
+        rope=RopeConfig(theta=zoo.rope_theta, **zoo.rope_scaling or {}),
         windows=(None,) * n_layers,
         eos_ids=info.eos_ids,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.errors import ConfigError, IncompatibleError, MissingDependencyError
+from edgespec.errors import ConfigError, ExportRefusedError, IncompatibleError, MissingDependencyError
 from edgespec.text.tokenizer import Tokenizer
 from edgespec_export.config import ModelConfig, expected_shapes
 from edgespec_export.rope import RopeConfig
@@ -21,6 +21,13 @@ from edgespec_export.writer import new_folder
 from edgespec_export.zoo import ZooDraft
 
 __all__ = ["write_hf_folder"]
+
+_ROPE_NUMBERS: dict[str, tuple[str, ...]] = {  # beside the factor
+    "linear": (),
+    "dynamic": ("original_ctx",),
+    "llama3": ("original_ctx", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_ctx", "beta_fast", "beta_slow", "attention_factor", "truncate"),
+}
 
 
 def write_hf_folder(zoo_folder: str | Path, target_source: str | Path, out: str | Path) -> Path:
@@ -77,7 +84,7 @@ def _config(draft: ZooDraft, target: WeightSource) -> ModelConfig:
         n_kv_heads=zoo.n_kv_heads,
         head_dim=zoo.head_dim,
         norm_eps=zoo.norm_eps,
-        rope=RopeConfig(theta=zoo.rope_theta),
+        rope=RopeConfig(theta=zoo.rope_theta, **zoo.rope_scaling or {}),
         windows=(None,) * zoo.n_layers,
         is_tied=model.is_tied,
     )
@@ -98,6 +105,7 @@ def _settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope.theta,
+        **_rope_scaling(config.rope),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -106,6 +114,22 @@ def _settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "eos_token_id": list(tokenizer.eos_ids),
         "torch_dtype": "float32",
     }
+
+
+def _rope_scaling(rope: RopeConfig) -> dict[str, Any]:
+    """The entry of that name, where there is one; every number that transformers wants for the kind."""
+    if rope.divisors is not None:
+        raise ExportRefusedError(
+            "the rotary frequencies of this draft are divided one by one, as its target's GGUF says, and config.json of"
+            " a Llama model cannot say so: train the draft on the target's Hugging Face folder."
+        )
+    if rope.kind == "none":
+        return {}
+    names = ("factor", *_ROPE_NUMBERS[rope.kind])
+    values = {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
+    if "original_ctx" in values:
+        values["original_max_position_embeddings"] = values.pop("original_ctx")
+    return {"rope_scaling": {"rope_type": rope.kind, **values}}
 
 
 def _tokenizer_settings(target: WeightSource, tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:

@@ -7,14 +7,15 @@ and YaRN (arXiv:2309.00071). It knows nothing about file formats; `config.py` fi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 
-__all__ = ["ROPE_KINDS", "RopeConfig", "attention_factor", "frequencies", "tables"]
+__all__ = ["ROPE_KINDS", "RopeConfig", "attention_factor", "frequencies", "scaling", "tables"]
 
 ROPE_KINDS = ("none", "linear", "llama3", "yarn", "dynamic")
 
@@ -37,6 +38,15 @@ class RopeConfig:
     attention_factor: float | None = None
     truncate: bool = True
     divisors: tuple[float, ...] | None = None
+
+
+def scaling(rope: RopeConfig) -> dict[str, Any] | None:
+    """What there is to `rope` beside theta, as fields of it; None where it is plain."""
+    if rope.kind == "none" and rope.divisors is None:
+        return None
+    values = {field.name: getattr(rope, field.name) for field in fields(rope) if field.name not in ("theta", "kind")}
+    defaults = {field.name: field.default for field in fields(rope)}
+    return {"kind": rope.kind} | {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float64]:

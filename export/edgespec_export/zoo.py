@@ -1,67 +1,23 @@
 """A trained draft as it is kept: config.json and weights.safetensors of a zoo folder, which need not be trusted.
 
-Owns the format on the reading side: which keys and tensors each kind has, their shapes, int8 rows and their scales.
+Owns which tensors each kind has, their shapes, int8 rows and their scales; the config is read by `edgespec.zoo_config`.
 It knows nothing of targets and graphs; `drafts.py` puts them together.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bundle import DRAFT_KINDS
-from edgespec.config import nearest
-from edgespec.errors import ConfigError, ExportRefusedError
+from edgespec.errors import ExportRefusedError
+from edgespec.zoo_config import WEIGHTS, ZooConfig, read_config
 from edgespec_export.safetensors import SafetensorsFile
 
-__all__ = ["KINDS", "ZooConfig", "ZooDraft"]
+__all__ = ["ZooDraft"]
 
 FloatArray = NDArray[np.float32]
-KINDS = DRAFT_KINDS
-FORMAT, VERSION = "edgespec-draft", 1
-_MAX_CONFIG_BYTES = 16 << 20  # the training history is in it
-_MOST = 1 << 20  # of any count: keeps products of two within what numpy can address
-_MOST_PARTS = 256  # layers or heads, each of which stands for several tensors
-_COUNTS: dict[str, tuple[str, ...]] = {
-    "tinydraft": ("n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim", "n_layers"),
-    "eagle": ("n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim", "n_layers"),
-    "medusa": ("n_embd", "n_medusa"),
-    "exit": ("n_embd", "n_ff", "exit_layer"),
-}
-_KEYS = {"format", "version", "kind", "target", "n_embd", "n_ff", "n_heads", "n_kv_heads", "head_dim", "rope_theta",
-         "norm_eps", "n_layers", "n_vocab", "taps", "exit_layer", "n_medusa", "from_layers", "tokenizer_hash",
-         "acceptance", "training"}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ZooConfig:
-    """config.json. Counts that a kind has no use for are 1; taps are feature names of the target, in order.
-
-    exit_layer: None except for an exit. tokenizer_hash: None where the draft does not say for which tokens it is.
-    """
-
-    kind: str
-    target: str
-    n_embd: int
-    n_ff: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    n_layers: int
-    n_medusa: int
-    exit_layer: int | None
-    rope_theta: float
-    norm_eps: float
-    taps: tuple[str, ...]
-    tokenizer_hash: str | None
-    acceptance: dict[str, Any] | None
 
 
 class ZooDraft:
@@ -76,10 +32,7 @@ class ZooDraft:
     def open(cls, folder: str | Path) -> ZooDraft:
         """Read and check the folder. Raises ConfigError or FormatError that names what is wrong."""
         folder = Path(folder)
-        weights = folder / "weights.safetensors"
-        if not (folder / "config.json").is_file() or not weights.is_file():
-            raise ConfigError(f"{folder} is no trained draft: it must hold config.json and weights.safetensors.")
-        return cls(folder, _read_config(folder / "config.json"), SafetensorsFile.open(weights))
+        return cls(folder, read_config(folder), SafetensorsFile.open(folder / WEIGHTS))
 
     @property
     def weights_path(self) -> Path:
@@ -164,83 +117,3 @@ def _shapes(config: ZooConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{layer}mlp.{name}_proj.weight": (ff, d) for name in ("gate", "up")}
         shapes[f"{layer}mlp.down_proj.weight"] = (d, ff)
     return shapes
-
-
-def _read_config(path: Path) -> ZooConfig:
-    if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise ConfigError(f"{path} is {path.stat().st_size} bytes long; at most {_MAX_CONFIG_BYTES} are read.")
-    try:
-        values = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise ConfigError(f'{path} does not say "format": "{FORMAT}": it is not the config of a trained draft.')
-    reader = _Reader(path, values)
-    if values.get("version") != VERSION:
-        raise reader.refused("version", f"version {VERSION} is read here: update edgespec")
-    kind = values.get("kind")
-    if kind not in KINDS:
-        raise reader.refused("kind", f"use one of {', '.join(KINDS)}")
-    for key in values:
-        if key not in _KEYS:
-            raise ConfigError(f"{path}: unknown key {key!r}{nearest(key, _KEYS)}")
-    counts = {key: reader.count(key) if key in _COUNTS[kind] else 1 for keys in _COUNTS.values() for key in keys}
-    exit_layer = counts.pop("exit_layer") if kind == "exit" else None
-    counts.pop("exit_layer", None)
-    config = ZooConfig(
-        kind=kind,
-        target=reader.text("target") or "",
-        exit_layer=exit_layer,
-        rope_theta=reader.positive("rope_theta", 10_000.0 if kind in ("medusa", "exit") else None),
-        norm_eps=reader.positive("norm_eps"),
-        taps=reader.taps(is_needed=kind in ("eagle", "medusa")),
-        tokenizer_hash=reader.text("tokenizer_hash"),
-        acceptance=reader.facts("acceptance"),
-        **counts,
-    )
-    if kind == "medusa" and config.taps[-1] != "final":
-        raise reader.refused("taps", "the last tap of medusa heads is 'final'")
-    return config
-
-
-class _Reader:
-    """Keys of config.json, with errors that name them."""
-
-    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
-        self.path, self.values = path, values
-
-    def refused(self, key: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.path}: {key} is {str(self.values.get(key))[:60]!r}; {wanted}.")
-
-    def count(self, key: str) -> int:
-        value = self.values.get(key)
-        most = _MOST_PARTS if key in ("n_layers", "n_medusa", "exit_layer") else _MOST
-        if type(value) is not int or not 1 <= value <= most:
-            raise self.refused(key, f"a whole number from 1 to {most} is wanted")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.refused(key, "a positive number is wanted")
-        return float(value)
-
-    def text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.refused(key, "a string is wanted")
-        return value
-
-    def facts(self, key: str) -> dict[str, Any] | None:
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.refused(key, "an object is wanted")
-        return value
-
-    def taps(self, *, is_needed: bool) -> tuple[str, ...]:
-        value = self.values.get("taps") or []
-        if not isinstance(value, list) or not all(isinstance(tap, str) for tap in value) or len(value) > 16:
-            raise self.refused("taps", "a list of at most 16 names such as layer.9 and final is wanted")
-        if len(set(value)) != len(value) or (is_needed and not value):
-            raise self.refused("taps", "at least one tap is wanted, and none twice")
-        return tuple(value)

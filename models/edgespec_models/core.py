@@ -105,7 +105,7 @@ class DraftCore(nn.Module, ABC):
         self.dropout = 0.0
 
     @abstractmethod
-    def start_from(self, tensor: Weights) -> None:
+    def start_from_target(self) -> None:
         """Begin from the target's own weights."""
 
     @abstractmethod

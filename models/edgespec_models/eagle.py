@@ -39,7 +39,7 @@ class EagleCore(DraftCore):
     def options(self) -> dict[str, object]:
         return {"n_layers": len(self.layers)}
 
-    def start_from(self, tensor: object) -> None:
+    def start_from_target(self) -> None:
         """The target's last layers and norm; fusions that pass the last tap and the token on."""
         first = max(0, self.facts.n_layers - len(self.layers))
         for index, layer in enumerate(self.layers):

@@ -33,7 +33,7 @@ class ExitCore(DraftCore):
     def options(self) -> dict[str, object]:
         return {"n_ff": self.n_ff_exit, "exit_layer": self.facts.exit_layer}
 
-    def start_from(self, tensor: object) -> None:
+    def start_from_target(self) -> None:
         """The identity and the target's final norm."""
         self.copy(self.norm.weight, "norm.weight")
         with torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +17,13 @@ from numpy.typing import NDArray
 from edgespec.errors import ConfigError, FormatError
 from edgespec_models.corpus import Corpus, write_json
 
-__all__ = ["FeatureBatch", "JoinedRows", "dump_features", "open_features"]
+__all__ = ["JoinedRows", "dump_features", "open_features"]
 
 LARGEST = 60_000.0  # float16 ends at 65,504; residual streams have single channels of tens of thousands
 STATE = "features.json"
 SAVE_EVERY = 16  # batches between two notes of progress
 
 Progress = Callable[[str, float, float | None], None]
-
-
-class FeatureBatch(Protocol):
-    """A batch of aligned sequences whose forward pass also gives features."""
-
-    def forward(self, tokens: NDArray[np.int64], taps: Sequence[str]) -> Any:
-        """`.hidden`: tap -> [batch, n, n_embd] for tokens [batch, n]."""
 
 
 class JoinedRows:

@@ -37,7 +37,7 @@ class MedusaCore(DraftCore):
     def options(self) -> dict[str, object]:
         return {"n_medusa": self.n_medusa}
 
-    def start_from(self, tensor: object) -> None:
+    def start_from_target(self) -> None:
         """Heads that begin as the target's own head."""
         self.copy(self.norm.weight, "norm.weight")
         with torch.no_grad():

@@ -29,7 +29,7 @@ class TinyDraftCore(DraftCore):
     def options(self) -> dict[str, object]:
         return {"n_layers": len(self.layers), "from_layers": list(self.from_layers)}
 
-    def start_from(self, tensor: object) -> None:
+    def start_from_target(self) -> None:
         """Some of the target's own layers."""
         for layer, index in zip(self.layers, self.from_layers, strict=True):
             self.copy_layer(layer, index)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from edgespec_export.rope import scaling
 from numpy.typing import NDArray
 
 from edgespec.errors import ConfigError
@@ -129,7 +130,7 @@ class _Run:
         _check(kind, setup)
         self.device = torch.device(setup.device)
         self.core = CORES[kind](setup.facts, setup.taps, **setup.options)
-        self.core.start_from(setup.facts.tensor)
+        self.core.start_from_target()
         self.core.dropout = setup.dropout
         self.core.to(self.device)
         self.n_train = len(setup.tokens) - setup.n_held_out
@@ -266,6 +267,7 @@ class _Run:
             "target": setup.target,
             **{name: getattr(facts, name) for name in shape},
             "rope_theta": facts.config.rope.theta,
+            **({} if (stretched := scaling(facts.config.rope)) is None else {"rope_scaling": stretched}),
             "n_vocab": facts.config.n_vocab,
             "taps": list(self.core.taps),
             "tokenizer_hash": facts.tokenizer_hash,

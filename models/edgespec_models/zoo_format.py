@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FORMAT", "VERSION", "quantize_rows", "write_zoo"]
+from edgespec.zoo_config import CONFIG, FORMAT, VERSION, WEIGHTS
 
-FORMAT = "edgespec-draft"
-VERSION = 1
+__all__ = ["quantize_rows", "write_zoo"]
 
 
 def quantize_rows(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
@@ -42,6 +41,6 @@ def write_zoo(
             stored[f"{stem}.weight.int8"], stored[f"{stem}.weight.scale"] = codes, scale
         else:
             stored[name] = value.astype(np.float32)
-    (folder / "weights.safetensors").write_bytes(save(stored))
+    (folder / WEIGHTS).write_bytes(save(stored))
     text = json.dumps({"format": FORMAT, "version": VERSION, **config}, indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -14,12 +14,12 @@ from draft_reference import TAPS, DraftReference, settings, tensors, write_zoo
 from edgespec_export import ExportOptions, export_model
 from edgespec_export.drafts import export_draft
 from edgespec_export.target_tables import TargetTables
-from edgespec_export.zoo import KINDS, ZooDraft
+from edgespec_export.zoo import ZooDraft
 from graph_runs import Graph, branches, tree_inputs
 from safetensors.numpy import load_file, save_file
 from tiny_models import N_VOCAB, tiny_config, tiny_weights, write_hf
 
-from edgespec.bundle import Bundle
+from edgespec.bundle import DRAFT_KINDS, Bundle
 from edgespec.errors import ConfigError, ExportRefusedError, FormatError, IncompatibleError
 
 RNG = np.random.default_rng(11)
@@ -116,7 +116,7 @@ def test_exit_computes_its_formula(target: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, reference.exit(stream), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DRAFT_KINDS)
 @pytest.mark.parametrize(("bits", "limit"), [(8, 0.05), (4, 0.6)])
 def test_rounded_drafts_stay_close_and_are_the_same_bytes(
     kind: str, bits: int, limit: float, target: Path, tmp_path: Path
@@ -167,7 +167,7 @@ def test_tables_come_from_the_target_as_it_rounded_them(
 
 
 def test_the_bundle_says_what_the_draft_is(target: Path, tmp_path: Path) -> None:
-    for kind in KINDS:
+    for kind in DRAFT_KINDS:
         make_draft(tmp_path / kind, kind, target, bits=4)
         bundle = Bundle.open(tmp_path / kind / "out")
         about = bundle.info.draft
@@ -198,6 +198,17 @@ def test_the_bundle_says_what_the_draft_is(target: Path, tmp_path: Path) -> None
     ("eagle", {"norm_eps": -1}, "norm_eps is '-1'"),
     ("eagle", {"rope_theta": True}, "rope_theta is 'True'"),
     ("eagle", {"rope_theta": 10**400}, "rope_theta is '1000"),
+    ("eagle", {"rope_scaling": [8]}, "rope_scaling is"),
+    ("eagle", {"rope_scaling": {}}, "rope_scaling.kind is 'None'"),
+    ("eagle", {"rope_scaling": {"kind": "longrope"}}, "rope_scaling.kind is 'longrope'"),
+    ("eagle", {"rope_scaling": {"kind": "linear", "factr": 2}}, "unknown key 'rope_scaling.factr'; did you mean"),
+    ("eagle", {"rope_scaling": {"kind": "linear", "factor": 0}}, "rope_scaling.factor is '0'"),
+    ("eagle", {"rope_scaling": {"kind": "linear", "factor": 1e300}}, "rope_scaling.factor is '1e[+]300'"),
+    ("eagle", {"rope_scaling": {"kind": "yarn", "factor": 2}}, "rope_scaling.original_ctx is 'None'"),
+    ("eagle", {"rope_scaling": {"kind": "yarn", "original_ctx": 8, "truncate": 1}}, "rope_scaling.truncate is '1'"),
+    ("eagle", {"rope_theta": 1.0, "rope_scaling": {"kind": "yarn", "original_ctx": 8}}, "rope_theta is '1.0'"),
+    ("eagle", {"rope_scaling": {"kind": "llama3", "original_ctx": 8, "high_freq_factor": 1.0}}, "high_freq_factor is"),
+    ("eagle", {"rope_scaling": {"divisors": [1.0] * 7}}, "a list of 8 positive numbers"),
     ("eagle", {"taps": []}, "at least one tap"),
     ("eagle", {"taps": ["final", "final"]}, "none twice"),
     ("eagle", {"taps": "final"}, "a list of at most 16"),

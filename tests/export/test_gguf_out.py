@@ -190,6 +190,24 @@ def test_a_tinydraft_is_a_model_of_its_own(tmp_path: Path) -> None:
         write_out(folder, tmp_path / f"{family}-draft.gguf", type="f32")
 
 
+@pytest.mark.parametrize("scaling", [
+    {"kind": "llama3", "factor": 8.0, "original_ctx": 32},
+    {"kind": "yarn", "factor": 4.0, "original_ctx": 32},
+    {"kind": "linear", "factor": 4.0},
+])  # fmt: skip
+def test_a_tinydraft_keeps_its_scaled_rope(scaling: dict[str, Any], tmp_path: Path) -> None:
+    """Used to be written with plain rope."""
+    source = write_hf(tmp_path / "source", tiny_config("llama"))
+    write_zoo(tmp_path / "zoo", "tinydraft", tensors("tinydraft"), np.arange(5), rope_scaling=scaling)
+    rope = open_source(write_hf_folder(tmp_path / "zoo", source, tmp_path / "out")).config.rope
+    expected = frequencies(RopeConfig(10_000.0, **scaling), 16)
+    np.testing.assert_array_equal(frequencies(rope, 16), expected)
+    assert np.abs(expected / frequencies(RopeConfig(10_000.0), 16) - 1).max() > 0.5
+    write_zoo(tmp_path / "one", "tinydraft", tensors("tinydraft"), np.arange(5), rope_scaling={"divisors": [2.0] * 8})
+    with pytest.raises(ExportRefusedError, match="divided one by one"):
+        write_hf_folder(tmp_path / "one", source, tmp_path / "refused")
+
+
 def test_other_drafts_are_no_models(tmp_path: Path) -> None:
     source = write_hf(tmp_path / "source", tiny_config("llama"))
     write_zoo(tmp_path / "exit", "exit", tensors("exit"), np.arange(5))

@@ -133,7 +133,7 @@ def test_dropout_is_for_training_steps_alone() -> None:
     from edgespec_models.core import DraftCore
 
     class Core(DraftCore):
-        start_from = losses = survival = lambda self, *_: None  # type: ignore[assignment]
+        start_from_target = losses = survival = lambda self, *_: None  # type: ignore[assignment]
 
     core = Core(None, ())  # type: ignore[arg-type]
     core.dropout = 0.1

@@ -21,7 +21,7 @@ from edgespec import LLM, SamplingParams, pairs, zoo
 from edgespec.bundle import Bundle
 from edgespec.cli import main
 from edgespec.compare import compare
-from edgespec.errors import BundleError, ConfigError, IncompatibleError
+from edgespec.errors import ConfigError, IncompatibleError
 from edgespec.proof import pair
 
 PROMPT = [5, 9, 5, 9, 11, 5, 9]
@@ -170,7 +170,7 @@ def test_own_weights_and_bundles_are_taken_for_their_kind(target: Path, tmp_path
 
 def test_a_target_of_another_name_finds_the_drafts_that_fit(bare: Path) -> None:
     found = zoo.find_draft("tinydraft", Bundle.open(bare))
-    assert found.target == "tiny"
+    assert found.config.target == "tiny"
     with LLM(bare, draft="tinydraft") as llm:
         assert ids(llm, GREEDY) == ids(llm.variant(draft="none"), GREEDY)
 
@@ -225,20 +225,21 @@ def test_no_draft_says_what_there_is_and_how_to_get_one(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda fields: {**fields, "version": 2}, "has version 2, this edgespec reads 1"),
-        (lambda fields: {**fields, "kind": "hydra"}, "has the kind 'hydra', not one of tinydraft"),
-        (lambda fields: {**fields, "n_embd": "64"}, "n_embd = '64'"),
-        (lambda fields: {**fields, "format": "other"}, "no folder of trained draft weights"),
-        (lambda fields: {**fields, "version": True}, "has version True, this edgespec reads 1"),
-        (lambda fields: {**fields, "kind": ["eagle"]}, r"has the kind \"\['eagle'\]\", not one of"),
-        (lambda fields: {**fields, "taps": [1, 2]}, r"taps = '\[1, 2\]'"),
+        (lambda fields: {**fields, "version": 2}, "version is '2'; version 1 is read here: update edgespec"),
+        (lambda fields: {**fields, "kind": "hydra"}, "kind is 'hydra'; use one of tinydraft"),
+        (lambda fields: {**fields, "n_embd": "64"}, "n_embd is '64'"),
+        (lambda fields: {**fields, "format": "other"}, "not the config of a trained draft"),
+        (lambda fields: {**fields, "version": True}, "version is 'True'"),
+        (lambda fields: {**fields, "kind": ["eagle"]}, r"kind is \"\['eagle'\]\"; use one of"),
+        (lambda fields: {**fields, "n_heds": 4}, r"unknown key 'n_heds'; did you mean"),
+        (lambda fields: {**fields, "taps": [1, 2]}, r"taps is '\[1, 2\]'"),
     ],
 )
 def test_broken_configurations_are_named(tmp_path: Path, change: Callable[[Any], Any], message: str) -> None:
     folder = write_draft(tmp_path / "own", "eagle")
     fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps(change(fields)), encoding="utf-8")
-    with pytest.raises(BundleError, match=message):
+    with pytest.raises(ConfigError, match=message):
         zoo.read_draft(folder)
 
 
@@ -249,13 +250,13 @@ def test_a_configuration_without_what_may_be_null_is_read(tmp_path: Path) -> Non
     rest = {key: value for key, value in fields.items() if key not in ("acceptance", "tokenizer_hash")}
     (folder / "config.json").write_text(json.dumps(rest), encoding="utf-8")
     assert zoo.read_draft(folder).acceptance == {}
-    assert zoo.read_draft(folder).tokenizer_hash is None
+    assert zoo.read_draft(folder).config.tokenizer_hash is None
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "own", "eagle")
     (folder / "weights.safetensors").unlink()
-    with pytest.raises(BundleError, match=r"weights\.safetensors is missing"):
+    with pytest.raises(ConfigError, match=r"no trained draft: it must hold config\.json and weights\.safetensors"):
         zoo.read_draft(folder)
 
 

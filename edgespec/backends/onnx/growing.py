@@ -64,6 +64,9 @@ class GrowingCacheSession(OnnxSession):
         self._length = total
         return Rows(to_float32(select_rows(logits.numpy()[0], rows, len(tokens))), run_s=run_s)
 
+    def _move(self, start: int, rows: Sequence[int]) -> None:
+        raise AssertionError(f"{self._info.name}: its graphs run no trees, so there is no path of one to keep.")
+
     def _past(self, n_past: int) -> list[Any]:
         """The cached values, cut to `n_past` tokens where a rewind asked for it."""
         assert n_past <= self._length or not self._values

@@ -199,9 +199,9 @@ class OnnxSession(ABC):
     ) -> Rows:
         """One run of the graph; changes no length. `features` and `parents` only where the graph takes them."""
 
+    @abstractmethod
     def _move(self, start: int, rows: Sequence[int]) -> None:
         """Make the cached tokens `rows` the ones from `start` on; only asked of graphs that run trees."""
-        raise NotImplementedError
 
 
 class SharedCacheSession(OnnxSession):

@@ -196,6 +196,9 @@ class SplitSession(OnnxSession):
         ahead.clear()  # their place in the buffers is the forward's now; the views above stay as they are
         return Rows(logits, hidden, run_s + upper.run_s + head_s)
 
+    def _move(self, start: int, rows: Sequence[int]) -> None:
+        raise AssertionError(f"{self._info.name}: its graphs run no trees, so there is no path of one to keep.")
+
     def _extend(self, tokens: Sequence[int]) -> float:
         """Lower rows of `tokens` behind those that are ahead, in an exact row count where one is set and fits."""
         n_before, n_tokens = self._n_past + self.n_ahead, len(tokens)

@@ -41,5 +41,6 @@ class ReducedVocabulary:
         extra = np.array(ids, np.int64)
         if len(extra) and (extra.min() < 0 or extra.max() >= self.n_full):
             raise ConfigError(f"{name}: extra tokens {list(ids)} reach outside the {self.n_full} of the vocabulary.")
-        if len(np.unique(extra)) != len(extra) or np.isin(extra, self.ids).any():
+        near = self.ids[np.minimum(np.searchsorted(self.ids, extra), len(self.ids) - 1)]
+        if len(set(ids)) != len(ids) or (near == extra).any():
             raise ConfigError(f"{name}: extra tokens {list(ids)} hold one twice, or one that the draft's list has.")
