@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ConfigError, FormatError, MissingDependencyError
 
-__all__ = ["Corpus", "Parts", "check_name", "recipe_path", "token_dtype", "write_json"]
+__all__ = ["Corpus", "JoinedRows", "Parts", "check_name", "recipe_path", "token_dtype", "write_json"]
 
 FORMAT = "edgespec-corpus"
 HELD_OUT_SHARE = 0.04
@@ -80,9 +80,9 @@ class Corpus:
             for place in range(corpus.n_held_out)
         ]
         order = np.array([*trained, *((c, row) for _, c, row in sorted(judged))], np.int64)
-        tokens = np.stack([corpora[c].tokens[row] for c, row in order])
-        assistant = np.stack([corpora[c].assistant[row] for c, row in order])
-        return cls(tokens, assistant, None, None, order, len(judged))
+        tokens = JoinedRows([corpus.tokens for corpus in corpora], order)[:]
+        assistant = JoinedRows([corpus.assistant for corpus in corpora], order)[:]
+        return cls(tokens, assistant, sources=order, n_judged=len(judged))
 
     def save(self, path: str | Path) -> None:
         """Write arrays and recipe; the same bytes for the same content."""
@@ -130,6 +130,21 @@ class Corpus:
                 f"the corpus {self.path} holds token {largest}, the target's ids end at {n_vocab - 1}: make a corpus "
                 "with `edgespec train data`"
             )
+
+
+class JoinedRows:
+    """Rows of several arrays [n, length, ...] as those of one; only what is asked for is read.
+
+    sources: [n, 2] the (array, row) of each row.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], sources: NDArray[np.int64]) -> None:
+        self._arrays = list(arrays)
+        self._sources = sources
+        self.shape = (len(sources), *arrays[0].shape[1:])
+
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> NDArray[Any]:
+        return np.stack([self._arrays[array][row] for array, row in self._sources[rows]])
 
 
 class Parts:

@@ -17,28 +17,13 @@ from numpy.typing import NDArray
 from edgespec.errors import ConfigError, FormatError
 from edgespec_models.corpus import Corpus, write_json
 
-__all__ = ["JoinedRows", "dump_features", "open_features"]
+__all__ = ["dump_features", "open_features"]
 
 LARGEST = 60_000.0  # float16 ends at 65,504; residual streams have single channels of tens of thousands
 STATE = "features.json"
 SAVE_EVERY = 16  # batches between two notes of progress
 
 Progress = Callable[[str, float, float | None], None]
-
-
-class JoinedRows:
-    """Rows of several arrays [n, length, n_embd] as those of one; only what is asked for is read.
-
-    sources: [n, 2] the (array, row) of each row.
-    """
-
-    def __init__(self, arrays: Sequence[NDArray[Any]], sources: NDArray[np.int64]) -> None:
-        self._arrays = list(arrays)
-        self._sources = sources
-        self.shape = (len(sources), *arrays[0].shape[1:])
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        return np.stack([self._arrays[array][row] for array, row in self._sources[rows]])
 
 
 def dump_features(

@@ -21,8 +21,8 @@ from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError, FormatError, IncompatibleError, MissingDependencyError
 from edgespec_models.acceptance import SETTINGS, evaluate_zoo, held_out_prompts
 from edgespec_models.conversation import DataSettings, write_corpus
-from edgespec_models.corpus import Corpus, recipe_path
-from edgespec_models.features import JoinedRows, dump_features
+from edgespec_models.corpus import Corpus, JoinedRows, recipe_path
+from edgespec_models.features import dump_features
 
 if TYPE_CHECKING:
     from edgespec_models.training import StepReport

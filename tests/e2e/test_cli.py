@@ -137,17 +137,9 @@ def test_bad_input_gets_one_line_and_exit_code_2(child_env: dict[str, str], argu
 
 def start(env: dict[str, str]) -> subprocess.Popen[bytes]:
     hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # background jobs ignore Ctrl-C
+    program = f"{hears}; from edgespec.cli import main; main()"
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"{hears}; from edgespec.cli import main; main()",
-            "run",
-            "-n",
-            "4000",
-            "--ignore-eos",
-            FOX,
-        ],
+        [sys.executable, "-c", program, "run", "-n", "4000", "--ignore-eos", FOX],
         env={**env, "PYTHONUNBUFFERED": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgespec_models.corpus import FORMAT, Corpus, Parts, recipe_path, token_dtype
+from edgespec_models.corpus import FORMAT, Corpus, JoinedRows, Parts, recipe_path, token_dtype
 
 from edgespec.errors import ConfigError, FormatError
 
@@ -127,10 +127,8 @@ def test_recipe_is_readable_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "c.json").read_text()) == {"format": FORMAT}
 
 
-def test_corpora_are_joined_row_by_row(tmp_path: Path) -> None:
+def test_corpora_are_joined_row_by_row() -> None:
     """Held-out rows of each stay held out, alternate at the end, and features follow their rows."""
-    from edgespec_models.features import JoinedRows
-
     rng = np.random.default_rng(0)
     corpora = []
     for n in (60, 110):
