@@ -75,9 +75,9 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
     type=click.Choice(["bundle", "gguf", "hf"]),
     default="bundle",
     show_default=True,
-    help="gguf: a file for llama.cpp, with --gguf-type. hf: a trained TinyDraft as a Llama model, with --target.",
+    help="gguf: a file for llama.cpp, with --gguf-type. hf: a Hugging Face folder in float32.",
 )
-@click.option("--target", help="With --format hf, whose embedding table it takes: a pair's name, a .gguf or a folder.")
+@click.option("--target", help="With --format hf of a TinyDraft, whose tables it takes: a pair, a .gguf or a folder.")
 @click.option(
     "--gguf-type",
     type=click.Choice(["q8_0", "f16", "f32"]),
@@ -157,22 +157,28 @@ def _write_gguf(source: Path, out: Path, gguf_type: str, *, force: bool, as_json
 
 
 def _write_hf(source: Path, target: str | None, out: Path, *, as_json: bool) -> None:
-    from edgespec_export.hf_out import write_hf_folder
+    from edgespec_export.hf_out import write_hf_folder, write_hf_model
 
     from edgespec.errors import ConfigError
     from edgespec.manifest import known_manifests
     from edgespec.pairs import source_path
+    from edgespec.zoo_config import is_draft_folder
 
-    if target is None:
-        raise ConfigError("--format hf needs --target, whose embedding table the draft takes: a pair, .gguf or folder")
+    if target is None and is_draft_folder(source):
+        raise ConfigError(
+            "--format hf of a trained draft needs --target, whose embedding table it takes: a pair, .gguf or folder"
+        )
     with progress(plain=as_json) as report:
-        weights = source_path(target, report) if target in known_manifests() else Path(target).expanduser()
-        write_hf_folder(source, weights, out)
+        if target is None:
+            write_hf_model(source, out)
+        else:
+            weights = source_path(target, report) if target in known_manifests() else Path(target).expanduser()
+            write_hf_folder(source, weights, out)
     size = sum(item.stat().st_size for item in out.iterdir())
     if as_json:
         print_json({"path": str(out), "bytes": size})
     else:
-        click.echo(f"Llama model in float32, {format_bytes(size)}: {out}")
+        click.echo(f"Hugging Face model in float32, {format_bytes(size)}: {out}")
 
 
 def _show(bundle: Any, as_json: bool) -> None:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from edgespec_export.drafts import export_draft
 from edgespec_export.exporter import export_model
 from edgespec_export.gguf_out import write_gguf
-from edgespec_export.hf_out import write_hf_folder
+from edgespec_export.hf_out import write_hf_folder, write_hf_model
 from edgespec_export.options import ExportOptions
 from edgespec_export.parity import CheckOptions
 
-__all__ = ["CheckOptions", "ExportOptions", "export_draft", "export_model", "write_gguf", "write_hf_folder"]
+__all__ = [
+    "CheckOptions",
+    "ExportOptions",
+    "export_draft",
+    "export_model",
+    "write_gguf",
+    "write_hf_folder",
+    "write_hf_model",
+]

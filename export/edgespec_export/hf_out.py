@@ -1,26 +1,43 @@
-"""A TinyDraft as a plain Hugging Face folder of a Llama model, which transformers and every converter read.
+"""A model, or a TinyDraft with its target's tables, as a plain Hugging Face folder, which every converter reads.
 
-Owns putting the draft's layers onto its target's embedding, head and tokenizer. Only the weights and texts of the two
-are needed, no bundle.
+Owns config.json as transformers wants it, and putting a draft's layers onto its target's embedding, head and tokenizer.
+What config.json cannot say is refused. Only weights and texts are needed, no bundle.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import ConfigError, ExportRefusedError, IncompatibleError, MissingDependencyError
 from edgespec.text.tokenizer import Tokenizer
-from edgespec_export.config import ModelConfig, expected_shapes
+from edgespec_export.config import ModelConfig, check_shapes, expected_shapes
+from edgespec_export.exporter import KeptWeights
 from edgespec_export.rope import RopeConfig
 from edgespec_export.sources import WeightSource, open_source
 from edgespec_export.writer import new_folder
 from edgespec_export.zoo import ZooDraft
 
-__all__ = ["write_hf_folder"]
+__all__ = ["write_hf_folder", "write_hf_model"]
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+# architecture -> (bias of query, key and value; of the output; of the three of the MLP) that its config can say
+_BIASES: dict[str, tuple[tuple[bool, bool, bool], ...]] = {
+    "llama": ((False, False, False), (True, True, False), (False, False, True), (True, True, True)),
+    "mistral": ((False, False, False),),
+    "qwen2": ((True, False, False),),
+    "qwen3": ((False, False, False), (True, True, False)),
+}
 
 _ROPE_NUMBERS: dict[str, tuple[str, ...]] = {  # beside the factor
     "linear": (),
@@ -30,16 +47,22 @@ _ROPE_NUMBERS: dict[str, tuple[str, ...]] = {  # beside the factor
 }
 
 
+def write_hf_model(source: str | Path, out: str | Path) -> Path:
+    """Make the folder `out` of the whole model in `source` (a GGUF or a Hugging Face folder), in float32.
+
+    Raises ConfigError and ExportError with the way out; ExportRefusedError for what a config.json cannot say.
+    """
+    opened = open_source(source)
+    check_shapes(opened.config, opened.shapes)
+    return _write(Path(out), opened.config, KeptWeights(opened, None), opened, Tokenizer.load(opened.path))
+
+
 def write_hf_folder(zoo_folder: str | Path, target_source: str | Path, out: str | Path) -> Path:
     """Make the folder `out` of the tinydraft in `zoo_folder` and the target's weights (HF folder or GGUF), in float32.
 
     Raises ConfigError for another kind of draft, IncompatibleError for another target's, ExportError where `out` is
     taken.
     """
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise MissingDependencyError("writing safetensors needs `pip install 'edgespec[export]'`.") from error
     draft, target = ZooDraft.open(zoo_folder), open_source(target_source)
     config, tokenizer = _config(draft, target), Tokenizer.load(target.path)
     if draft.config.tokenizer_hash not in (None, tokenizer.hash):
@@ -48,18 +71,32 @@ def write_hf_folder(zoo_folder: str | Path, target_source: str | Path, out: str 
             f" {target.path} has {tokenizer.hash[:16]}: use a draft of this target."
         )
     shared = ("embed_tokens.weight", "lm_head.weight")
-    with new_folder(Path(out), force=False) as folder:
+    return _write(Path(out), config, lambda name: (target if name in shared else draft).tensor(name), target, tokenizer)
+
+
+def _write(
+    out: Path,
+    config: ModelConfig,
+    tensor: Callable[[str], NDArray[np.float32]],
+    texts: WeightSource,
+    tokenizer: Tokenizer,
+) -> Path:
+    """All tensors are in memory at once, as safetensors' writer wants them."""
+    try:
+        from safetensors.numpy import save_file
+    except ImportError as error:
+        raise MissingDependencyError("writing safetensors needs `pip install 'edgespec[export]'`.") from error
+    settings = _settings(config, tokenizer)
+    with new_folder(out, force=False) as folder:
         tensors = {}
         for name in expected_shapes(config):
-            value = target.tensor(name) if name in shared else draft.tensor(name)
-            tensors[name if name == "lm_head.weight" else f"model.{name}"] = np.ascontiguousarray(value)
-        (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-        _write_json(folder / "config.json", _settings(config, tokenizer))
-        ends = {"eos_token_id": list(tokenizer.eos_ids), "bos_token_id": tokenizer.bos_id}
-        _write_json(folder / "generation_config.json", ends)
-        (folder / "tokenizer.json").write_bytes(target.tokenizer_json(tokenizer).encode())
-        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(target, tokenizer, config))
-    return Path(out)
+            tensors[name if name == "lm_head.weight" else f"model.{name}"] = np.ascontiguousarray(tensor(name))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        _write_json(folder / "config.json", settings)
+        _write_json(folder / "generation_config.json", {key: settings[key] for key in ("eos_token_id", "bos_token_id")})
+        (folder / "tokenizer.json").write_bytes(texts.tokenizer_json(tokenizer).encode())
+        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(texts, tokenizer, config))
+    return out
 
 
 def _config(draft: ZooDraft, target: WeightSource) -> ModelConfig:
@@ -92,9 +129,10 @@ def _config(draft: ZooDraft, target: WeightSource) -> ModelConfig:
 
 def _settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """config.json as transformers writes it."""
+    family = "mistral" if config.architecture == "llama" and config.sliding_window else config.architecture
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [_CLASSES[family]],
+        "model_type": family,
         "vocab_size": config.n_vocab,
         "max_position_embeddings": config.n_ctx,
         "num_hidden_layers": config.n_layers,
@@ -107,21 +145,51 @@ def _settings(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "rope_theta": config.rope.theta,
         **_rope_scaling(config.rope),
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        **_biases(config, family),
+        **_windows(config, family),
         "tie_word_embeddings": config.is_tied,
         "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": list(tokenizer.eos_ids),
+        "eos_token_id": list(dict.fromkeys((*tokenizer.eos_ids, *config.eos_ids))),
         "torch_dtype": "float32",
     }
+
+
+def _biases(config: ModelConfig, family: str) -> dict[str, Any]:
+    """Refuses biases and norms that the family's class in transformers would leave out."""
+    biases = config.has_qkv_bias, config.has_out_bias, config.has_mlp_bias
+    if biases not in _BIASES[family] or config.has_qk_norm != (family == "qwen3"):
+        kinds = zip(("query, key and value", "attention output", "MLP"), biases, strict=True)
+        has = [kind for kind, is_there in kinds if is_there] or ["no"]
+        raise ExportRefusedError(
+            f"{config.name} has {' and '.join(has)} biases{' and query and key norms' if config.has_qk_norm else ''},"
+            f" which config.json of a {family} model cannot say: keep the format that it is in."
+        )
+    if family in ("mistral", "qwen2"):
+        return {}
+    return {"attention_bias": config.has_out_bias, **({"mlp_bias": config.has_mlp_bias} if family == "llama" else {})}
+
+
+def _windows(config: ModelConfig, family: str) -> dict[str, Any]:
+    """Mistral's class has one window for all layers, Qwen's a list of which layers have it."""
+    window = config.sliding_window
+    if family == "llama":
+        return {}
+    if family == "mistral":
+        if len(set(config.windows)) > 1:
+            raise ExportRefusedError(f"{config.name} has layers of different windows, which a Mistral cannot have.")
+        return {"sliding_window": window}
+    if {item for item in config.windows if item is not None} not in (set(), {window}):
+        raise ExportRefusedError(f"{config.name} has sliding windows of different lengths: keep the format it is in.")
+    kinds = ["full_attention" if item is None else "sliding_attention" for item in config.windows]
+    return {"sliding_window": window, "use_sliding_window": window is not None, "layer_types": kinds}
 
 
 def _rope_scaling(rope: RopeConfig) -> dict[str, Any]:
     """The entry of that name, where there is one; every number that transformers wants for the kind."""
     if rope.divisors is not None:
         raise ExportRefusedError(
-            "the rotary frequencies of this draft are divided one by one, as its target's GGUF says, and config.json of"
-            " a Llama model cannot say so: train the draft on the target's Hugging Face folder."
+            "the rotary frequencies are divided one by one, as a GGUF says, and a config.json cannot say so: use the"
+            " model's Hugging Face folder instead (and train drafts on that)."
         )
     if rope.kind == "none":
         return {}

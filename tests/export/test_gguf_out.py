@@ -229,7 +229,7 @@ def test_command_line_for_a_tinydraft(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "target.gguf", tiny_config("llama-tied"))
     write_zoo(tmp_path / "zoo", "tinydraft", tensors("tinydraft"), np.arange(5))
     arguments = [str(tmp_path / "zoo"), str(tmp_path / "out"), "--format", "hf"]
-    with pytest.raises(ConfigError, match="--format hf needs --target"):
+    with pytest.raises(ConfigError, match="of a trained draft needs --target"):
         CliRunner().invoke(command, arguments, catch_exceptions=False)
     result = CliRunner().invoke(command, [*arguments, "--target", str(source), "--json"], catch_exceptions=False)
     assert result.exit_code == 0
