@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ConfigError, ExportError, MissingDependencyError
 from edgespec_export.config import ModelConfig
-from edgespec_export.reference import ReferenceModel, ReferenceState
 
 __all__ = ["CheckOptions", "GraphRunner", "Parity", "compare", "gate", "limits"]
 
@@ -68,6 +67,23 @@ class Parity:
         return {key: _rounded(value) for key, value in values.items()}
 
 
+class Runner(Protocol):
+    """The graph that is judged."""
+
+    def forward(self, tokens: Sequence[int], past: int) -> FloatArray:
+        """Logits [len(tokens), n_vocab] of `tokens` on the first `past` cached ones; a view until the next call."""
+
+
+class Reference(Protocol):
+    """What it is judged by: `edgespec_export.reference.ReferenceModel`, or logits that another program left."""
+
+    def new_state(self) -> Any:
+        """The state of an empty text."""
+
+    def forward(self, tokens: Sequence[int], state: Any) -> FloatArray:
+        """Logits [len(tokens), n_vocab] of `tokens` after the state's, which grows by them."""
+
+
 class GraphRunner:
     """Runs a bundle's model.onnx on the CPU with one cache buffer, as a session would."""
 
@@ -115,7 +131,7 @@ class GraphRunner:
         return logits
 
 
-def compare(runner: GraphRunner, reference: ReferenceModel, text: Sequence[int]) -> Parity:
+def compare(runner: Runner, reference: Reference, text: Sequence[int]) -> Parity:
     """The grid on the text's first tokens, then the whole text teacher-forced.
 
     Raises ExportError for NaN, infinite or all-equal logits of the graph.
@@ -125,7 +141,7 @@ def compare(runner: GraphRunner, reference: ReferenceModel, text: Sequence[int])
         for query in QUERIES:
             if past + query <= len(text):
                 grid.append({"query": query, "past": past, **_cell(runner, reference, text, query, past)})
-    state, parts = ReferenceState(reference.config), []
+    state, parts = reference.new_state(), []
     for start in range(0, len(text), _CHUNK):
         tokens = text[start : start + _CHUNK]
         parts.append(_measured(reference.forward(tokens, state), runner.forward(tokens, start)))
@@ -161,11 +177,9 @@ def limits(bits: int, options: CheckOptions) -> tuple[float, float]:
     )
 
 
-def _cell(
-    runner: GraphRunner, reference: ReferenceModel, text: Sequence[int], query: int, past: int
-) -> dict[str, float]:
+def _cell(runner: Runner, reference: Reference, text: Sequence[int], query: int, past: int) -> dict[str, float]:
     """One place of the grid: the past is filled first, then the query runs in one call."""
-    state = ReferenceState(reference.config)
+    state = reference.new_state()
     if past:
         reference.forward(text[:past], state)
         runner.forward(text[:past], 0)

@@ -44,6 +44,10 @@ class ReferenceModel:
         self._frequencies = frequencies(config.rope, config.head_dim)
         self._factor = attention_factor(config.rope)
 
+    def new_state(self) -> ReferenceState:
+        """The state of an empty text."""
+        return ReferenceState(self.config)
+
     def forward(
         self, tokens: Sequence[int], state: ReferenceState | None = None, taps: dict[str, FloatArray] | None = None
     ) -> FloatArray:

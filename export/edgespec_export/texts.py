@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -44,7 +45,17 @@ _QUESTIONS = (
 )
 
 
-def check_tokens(folder: Path, config: ModelConfig, count: int) -> list[int]:
+class Sizes(Protocol):
+    """What a text has to fit: a ModelConfig or a ModelInfo."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    @property
+    def n_ctx(self) -> int: ...
+
+
+def check_tokens(folder: Path, config: Sizes, count: int) -> list[int]:
     """At most `count` ids of the passage, by the tokenizer in `folder`, within the model's vocabulary and context.
 
     A tokenizer that makes too little of it (a test's, or one for another script) is topped up with fixed random ids.
@@ -73,9 +84,7 @@ def calibration_tokens(folder: Path, config: ModelConfig) -> list[list[int]]:
     return sequences
 
 
-def _encoded(
-    folder: Path, config: ModelConfig, conversations: Sequence[Sequence[Mapping[str, str]]]
-) -> list[list[int]]:
+def _encoded(folder: Path, config: Sizes, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
     """Each conversation in the model's chat template, or as bare text where it has none."""
     from edgespec.text.tokenizer import Tokenizer
 

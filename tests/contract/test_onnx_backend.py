@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from edgespec.backends import backend_kind, load_model, register_backend
@@ -19,6 +20,7 @@ from edgespec.backends.onnx.devices import short_message
 from edgespec.backends.onnx.model import OnnxModel
 from edgespec.backends.onnx.probe import open_session
 from edgespec.backends.onnx.session import Capabilities, SharedCacheSession
+from edgespec.backends.onnx.stateless import StatelessGraph
 from edgespec.errors import BackendError, BundleError, CacheError, ConfigError, IncompatibleError, NumericsError
 from edgespec.testing.onnx_models import quantize_matrix, write_bundle, write_genai, write_optimum
 from edgespec.testing.tiny import TinySpec, tiny_logits, tiny_weights
@@ -69,6 +71,33 @@ def test_a_step_copies_no_cache_and_binds_nothing_anew(bundle: Path) -> None:
     assert [array.ctypes.data for array in session._graph.cache] == addresses
     assert {key: id(binding.io) for key, binding in session._graph.bindings.items()} == bindings
     assert all(array.ctypes.data % 64 == 0 for array in session._graph.cache)
+
+
+def test_inputs_in_a_devices_own_memory_are_bound_again_for_each_call(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Binding copies such an input at once: a GPU gave the rows of the first call for ever."""
+    expected = load_model(bundle, threads=1).open_session().forward([5, 6, 7]).logits.copy()
+    head_path = write_bundle(tmp_path, exit_layer=1) / "head.onnx"
+    features = np.random.default_rng(2).standard_normal((2, 3, SPEC.n_embd)).astype(np.float32)
+    monkeypatch.setattr("edgespec.backends.onnx.buffers.HOST_MEMORY", "somewhere else")
+    session = load_model(bundle, threads=1).open_session()
+    bound: list[str] = []
+    bind = ort.IOBinding.bind_ortvalue_input
+    monkeypatch.setattr(
+        ort.IOBinding, "bind_ortvalue_input", lambda io, name, value: (bound.append(name), bind(io, name, value))[1]
+    )
+    for tokens in ([1, 2, 3], [5, 6, 7]):
+        session.keep(0)
+        bound.clear()
+        logits = session.forward(tokens).logits
+        assert {"input_ids", "seqlens_k", "logits_rows", "past_key_values.1.value"} <= set(bound)
+    np.testing.assert_array_equal(logits, expected)
+    head = StatelessGraph(head_path, 1)
+    head.run({"features": features[0]})
+    bound.clear()
+    head.run({"features": features[1]})
+    assert bound == ["features"]
 
 
 @pytest.mark.parametrize("bits", [32, 4])

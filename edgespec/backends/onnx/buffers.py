@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from edgespec.backends.onnx.devices import import_onnxruntime
 from edgespec.types import FloatArray
 
-__all__ = ["Array", "aligned_zeros", "ort_value", "select_rows", "to_float32"]
+__all__ = ["Array", "aligned_zeros", "ort_value", "remote_inputs", "select_rows", "to_float32"]
 
 ALIGN_BYTES = 64
+HOST_MEMORY = "Cpu"  # onnxruntime's name for memory that numpy can reach
 
 Array = NDArray[Any]
 
@@ -31,6 +32,16 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 def ort_value(array: Array) -> Any:
     """An OrtValue over the memory of `array`, which it keeps alive; writing to the array writes to it."""
     return import_onnxruntime().OrtValue.ortvalue_from_numpy(array)
+
+
+def remote_inputs(runtime: Any) -> frozenset[str]:
+    """Inputs that the graph reads from a device's own memory.
+
+    Binding an array to one of them copies it there at once, and what is written to the array later is not seen: such
+    inputs have to be bound again before each run. (WebGPU gave the rows of the first call for ever.)
+    """
+    places = zip(runtime.get_inputs(), runtime.get_input_memory_infos(), strict=True)
+    return frozenset(port.name for port, place in places if place.name != HOST_MEMORY)
 
 
 def select_rows(logits: Array, rows: list[int], n_tokens: int) -> Array:

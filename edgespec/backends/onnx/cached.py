@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, select_rows, to_float32
+from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, remote_inputs, select_rows, to_float32
 from edgespec.backends.onnx.signature import Port, Signature
 from edgespec.types import FloatArray, Rows
 
@@ -32,7 +32,10 @@ MIN_LOGITS_ROWS = 2
 
 @dataclass
 class _Binding:
-    """The arrays of one call shape, all bound; None where the graph has no such port."""
+    """The arrays of one call shape, all bound; None where the graph has no such port.
+
+    remote: inputs to bind again before each run.
+    """
 
     io: Any
     ids: Array | None
@@ -41,6 +44,7 @@ class _Binding:
     rows: Array | None
     logits: Array | None
     hidden: dict[str, Array]
+    remote: list[tuple[str, Any]]
     wanted: list[int] | None = None  # what `rows` was last filled with
 
 
@@ -54,6 +58,7 @@ class CachedGraph:
         self, runtime: Any, signature: Signature, n_ctx: int, *, batch: int = 1, last_row_only: bool = False
     ) -> None:
         self._runtime = runtime
+        self._remote = remote_inputs(runtime)
         self._signature = signature
         self._n_ctx = n_ctx
         self._batch = batch
@@ -123,6 +128,8 @@ class CachedGraph:
         if signature.bias is not None:
             self._bind_bias(binding.io, signature.bias, n_past, n_tokens, parents, n_done)
         started_s = time.perf_counter()
+        for name, value in binding.remote:
+            binding.io.bind_ortvalue_input(name, value)
         self._runtime.run_with_iobinding(binding.io)
         run_s = time.perf_counter() - started_s
         hidden = {tap: to_float32(array) for tap, array in binding.hidden.items()}
@@ -213,19 +220,26 @@ class CachedGraph:
     def _bind(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
         signature, batch = self._signature, self._batch
         io = self._runtime.io_binding()
+        remote: list[tuple[str, Any]] = []
+
+        def take(name: str, value: Any) -> None:
+            if name in self._remote:
+                remote.append((name, value))
+            else:
+                io.bind_ortvalue_input(name, value)
 
         def bind(port: Port | None, shape: tuple[int, ...] = (), array: Array | None = None) -> Array | None:
             if port is None:
                 return None
             array = _zeros(port, shape) if array is None else array
-            io.bind_ortvalue_input(port.name, ort_value(array))
+            take(port.name, ort_value(array))
             return array
 
         bind(signature.seqlens, array=self._seqlens)
         bind(signature.total, array=self._total)
         bind(signature.extra, array=self.extra)
         for past, present, value in zip(signature.past, signature.present, self._values, strict=True):
-            io.bind_ortvalue_input(past.name, value)
+            take(past.name, value)
             io.bind_ortvalue_output(present.name, value)
         logits = None
         if signature.logits is not None:
@@ -245,6 +259,7 @@ class CachedGraph:
             rows=bind(signature.rows, (n_rows,)),
             logits=logits,
             hidden=hidden,
+            remote=remote,
         )
 
 
