@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.bundle import Bundle
+from edgespec.cpu import default_threads
+from edgespec.devices import read_device_options
 from edgespec.errors import BundleError
 from edgespec.options import EngineOptions
 from edgespec.types import IntArray, Model
@@ -51,13 +53,14 @@ def open_draft(folder: Path, options: EngineOptions) -> Model | PlainHead:
     if draft is None:
         raise BundleError(f"{folder} is the bundle of a target, not of a trained draft: use it as a model")
     if draft["kind"] in PLAIN_KINDS:
+        from edgespec.backends.onnx.devices import Place, find_device
         from edgespec.backends.onnx.stateless import StatelessGraph
 
-        graph = StatelessGraph(bundle.model_path, options.threads, options.draft_device)
+        device, threads = find_device(options.draft_device), options.threads or default_threads()
+        given = read_device_options(options.draft_device_options)
+        graph = StatelessGraph(bundle.model_path, place=Place(device, threads, given, options.strict_device))
         return PlainHead(graph, draft, bundle.vocabulary())
     from edgespec.backends import load_model
 
     tree = options.tree and bundle.has(TREE_GRAPH)
-    return load_model(
-        folder, device=options.draft_device, n_ctx=options.draft_n_ctx, threads=options.threads, tree=tree
-    )
+    return load_model(folder, tree=tree, **options.draft_place)

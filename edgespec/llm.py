@@ -93,7 +93,7 @@ class LLM:
     ) -> None:
         self.options = resolve_options(draft, draft_model, options, model)
         if not isinstance(model, (str, Path)):
-            refuse_unused(self.options, ("n_ctx", "device", "threads"), "the model is loaded already")
+            refuse_unused(self.options, ("n_ctx", "device", "device_options", "threads"), "the model is loaded already")
         self._use(load(model, draft_model, self.options, tokenizer, progress))
         self._prepare()
 
@@ -161,8 +161,7 @@ class LLM:
             finally:
                 plain.forget()
             return
-        how = {name: getattr(options, name) for name in ("n_ctx", "threads", "device")}
-        with LLM(folder, draft="none", exact=False, tokenizer=self.tokenizer, **how) as plain:
+        with LLM(folder, draft="none", exact=False, tokenizer=self.tokenizer, **options.target_place) as plain:
             yield plain
 
     def generate(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]:

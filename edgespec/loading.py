@@ -83,7 +83,7 @@ def resolve_options(
         raise ConfigError(NO_DRAFT_MODEL)
     drafts = set(resolved.drafts)
     if not drafts & {"model", *BUNDLED_DRAFTS}:
-        refuse_unused(resolved, ("draft_n_ctx", "draft_device"), "there is no draft model")
+        refuse_unused(resolved, ("draft_n_ctx", "draft_device", "draft_device_options"), "there is no draft model")
     if not drafts - {"ngram"}:
         refuse_unused(resolved, ("draft_p_min",), f"draft={resolved.draft!r} has no probabilities")
     if not resolved.tree:
@@ -217,9 +217,7 @@ def _load_target(
 
     split = "early-exit" in options.drafts
     graph = TREE_GRAPH if options.tree else " + ".join(SPLIT_GRAPHS) if split else PLAIN_GRAPH
-    target = load_model(
-        folder, device=options.device, n_ctx=options.n_ctx, threads=options.threads, tree=options.tree, split=split
-    )
+    target = load_model(folder, tree=options.tree, split=split, **options.target_place)
     return Loaded(target, tokenizer or Tokenizer.load(folder), folder, graph)
 
 
@@ -233,7 +231,7 @@ def _load_draft_model(loaded: Loaded, source: ModelSource, options: EngineOption
     from edgespec.text import Tokenizer
 
     folder = resolve(source, progress=progress)
-    model = load_model(folder, device=options.draft_device, n_ctx=options.draft_n_ctx, threads=options.threads)
+    model = load_model(folder, **options.draft_place)
     loaded.draft_model = model
     _check_same_vocabulary(loaded.target, loaded.tokenizer, model, Tokenizer.load(folder))
 

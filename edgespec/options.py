@@ -6,8 +6,11 @@ vocabulary) is checked by `edgespec.llm`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
+from edgespec.devices import Device, read_device_options
 from edgespec.draft.base import DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
 from edgespec.errors import ConfigError, IncompatibleError
@@ -28,7 +31,9 @@ class EngineOptions:
     drafts none. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less
     probability than this. tree: verify several continuations in one pass, of at most tree_rows drafted tokens, with up
     to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
-    decide. verifier: coupled | rejection | block | typical (the last only with lossy="typical").
+    decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of their providers,
+    as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its model, and a draft
+    that fails. verifier: coupled | rejection | block | typical (the last only with lossy="typical").
     Raises ConfigError with the allowed range, or naming the two settings that exclude each other.
     """
 
@@ -49,6 +54,9 @@ class EngineOptions:
     threads: int | None = None
     device: str = "cpu"
     draft_device: str = "cpu"
+    device_options: Mapping[str, str] | Sequence[str] = ()
+    draft_device_options: Mapping[str, str] | Sequence[str] = ()
+    strict_device: bool = False
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -68,6 +76,7 @@ class EngineOptions:
         p_min = self.draft_p_min
         if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min < 1:
             raise ConfigError(f"draft_p_min={p_min!r}: it is a probability, from 0 (never stops early) to below 1")
+        self._check_devices()
         self._check_tree()
 
     def _check_names(self) -> None:
@@ -78,10 +87,23 @@ class EngineOptions:
             raise ConfigError(f"draft={self.draft!r} names a kind twice: give each once, in order of priority")
         if self.controller not in CONTROLLERS:
             raise ConfigError(f"controller={self.controller!r} is not known: use {', '.join(CONTROLLERS)}")
-        kinds: dict[str, type] = {"exact": bool, "tree": bool, "device": str, "draft_device": str}
+        kinds: dict[str, type] = {
+            "exact": bool,
+            "tree": bool,
+            "device": str,
+            "draft_device": str,
+            "strict_device": bool,
+        }
         for name, wanted in kinds.items():
             if not isinstance(getattr(self, name), wanted):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a {wanted.__name__}")
+
+    def _check_devices(self) -> None:
+        """Names and the form of options; whether a device is here is for the backend that loads."""
+        for name in ("device", "draft_device"):
+            Device.parse(getattr(self, name))
+            given = read_device_options(getattr(self, f"{name}_options"), f"{name}_options")
+            object.__setattr__(self, f"{name}_options", given or ())
 
     def _check_tree(self) -> None:
         if not self.tree:
@@ -118,6 +140,28 @@ class EngineOptions:
             raise ConfigError(
                 f"{name}={value!r}: it must be a whole number from {lowest} up{'; ' if hint else ''}{hint}"
             )
+
+    @property
+    def target_place(self) -> dict[str, Any]:
+        """The keywords of `edgespec.backends.load_model` that say where the target runs, and with what context."""
+        return {
+            "device": self.device,
+            "device_options": self.device_options,
+            "strict_device": self.strict_device,
+            "n_ctx": self.n_ctx,
+            "threads": self.threads,
+        }
+
+    @property
+    def draft_place(self) -> dict[str, Any]:
+        """The same of the draft."""
+        return {
+            "device": self.draft_device,
+            "device_options": self.draft_device_options,
+            "strict_device": self.strict_device,
+            "n_ctx": self.draft_n_ctx,
+            "threads": self.threads,
+        }
 
     @property
     def drafts(self) -> tuple[str, ...]:

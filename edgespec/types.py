@@ -61,6 +61,8 @@ class ModelInfo:
     max_rows: int | None = None  # rows in one forward call; None = any number
     tree: bool = False  # forward(parents=...) works
     taps: tuple[str, ...] = ()
+    placement: Mapping[str, int] = field(default_factory=dict)  # provider -> nodes; empty where unknown
+    fallbacks: tuple[str, ...] = ()  # operators that the device left to the CPU
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ Knows how a folder of each kind is recognised and nothing of how it is run.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.devices import read_device_options
 from edgespec.errors import ConfigError
 from edgespec.types import Model
 
@@ -31,8 +32,8 @@ def register_backend(kind: str, looks_like: Callable[[Path], bool], loader: str,
     """Add a backend, or replace the one of the same kind.
 
     looks_like: whether a path (a folder, or a file) is one of this kind; asked in order of registration.
-    loader: "module:function", imported on use and called as function(path, kind=, device=, n_ctx=, threads=, name=,
-    tree=, split=).
+    loader: "module:function", imported on use and called as function(path, kind=, device=, device_options=,
+    strict_device=, n_ctx=, threads=, name=, tree=, split=).
     looked_for: what the path should hold, for the error message.
     """
     _BACKENDS[:] = [backend for backend in _BACKENDS if backend.kind != kind]
@@ -43,6 +44,8 @@ def load_model(
     path: str | Path,
     *,
     device: str = "cpu",
+    device_options: Mapping[str, str] | Sequence[str] = (),
+    strict_device: bool = False,
     n_ctx: int | None = None,
     threads: int | None = None,
     name: str | None = None,
@@ -51,9 +54,11 @@ def load_model(
 ) -> Model:
     """Load the model in the folder `path`.
 
-    n_ctx: tokens of context, at most what the model was made for (None). threads: None for the fast cores that this
-    process may use. name: how messages call the model; None for the folder's own. tree: with a graph that verifies
-    trees of drafted tokens. split: in two halves, whose sessions are `edgespec.backends.onnx.split.SplitSession`.
+    device: a name of `edgespec.devices`. device_options: of its provider, passed through. strict_device: raise where
+    the device does not run all of the model. n_ctx: tokens of context, at most what the model was made for (None).
+    threads: None for the fast cores that this process may use. name: how messages call the model; None for the
+    folder's own. tree: with a graph that verifies trees of drafted tokens. split: in two halves, whose sessions are
+    `edgespec.backends.onnx.split.SplitSession`.
     Raises ConfigError (settings, unknown folder), MissingDependencyError, BundleError or BackendError.
     """
     folder = Path(path)
@@ -63,7 +68,16 @@ def load_model(
     module, _, function = backend.loader.partition(":")
     load: Callable[..., Model] = getattr(importlib.import_module(module), function)
     return load(
-        folder, kind=backend.kind, device=device, n_ctx=n_ctx, threads=threads, name=name, tree=tree, split=split
+        folder,
+        kind=backend.kind,
+        device=device,
+        device_options=read_device_options(device_options),
+        strict_device=strict_device,
+        n_ctx=n_ctx,
+        threads=threads,
+        name=name,
+        tree=tree,
+        split=split,
     )
 
 

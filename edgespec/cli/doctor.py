@@ -34,6 +34,9 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "train drafts (`edgespec train`)",
         ("torch", "matplotlib", "safetensors", "onnx", "onnxruntime", "gguf"),
     ),
+    "qnn": ("run on the NPU of a Snapdragon (emulated on Linux x86-64)", ("onnxruntime", "onnxruntime-qnn")),
+    "openvino": ("run on Intel CPUs, GPUs and NPUs", ("onnxruntime", "onnxruntime-ep-openvino")),
+    "webgpu": ("run on a GPU through WebGPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
     "bench": ("measure memory in the benchmarks", ("psutil",)),
 }  # extra -> (what it is for, the packages it brings)

@@ -59,8 +59,38 @@ ENGINE = (
     click.option("-c", "--n-ctx", "--ctx-size", type=int, help="Context in tokens."),
     click.option("-cd", "--draft-n-ctx", "--ctx-size-draft", type=int, help="The draft's context in tokens."),
     click.option("-t", "--threads", type=int, help="Threads; by default the allowed fast cores."),
-    click.option("--device", default="cpu", show_default=True, help="Where the target runs."),
+    click.option(
+        "--device",
+        "--target-device",
+        default="cpu",
+        show_default=True,
+        help="Where the target runs: cpu, gpu, npu, qnn:htp, webgpu:0 ... (`edgespec doctor` lists them).",
+    ),
     click.option("--draft-device", default="cpu", show_default=True, help="Where the draft runs."),
+    click.option(
+        "--device-option",
+        "--device-options",
+        "device_options",
+        multiple=True,
+        default=(),
+        metavar="KEY=VALUE",
+        help="Option of the target's provider; may be given several times.",
+    ),
+    click.option(
+        "--draft-device-option",
+        "--draft-device-options",
+        "draft_device_options",
+        multiple=True,
+        default=(),
+        metavar="KEY=VALUE",
+        help="The same of the draft's.",
+    ),
+    click.option(
+        "--strict-device/--allow-fallback",
+        default=False,
+        show_default=True,
+        help="An operator that a device leaves to the CPU, or a draft that fails, is an error.",
+    ),
 )
 
 SAMPLING = (

@@ -1,19 +1,31 @@
-"""Devices by name, and an InferenceSession made for one: provider, its options, threads.
+"""An InferenceSession made for a device, and what it says about where its nodes run.
 
-A device is a row of DEVICES; a plugin provider becomes another row. Knows nothing of what the graph computes.
+Owns session options: provider, threads, spinning, what is recorded. Knows nothing of what the graph computes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import BackendError, ConfigError, MissingDependencyError
+from edgespec.backends.onnx.providers import (
+    Located,
+    find_device,
+    import_onnxruntime,
+    locate,
+    provider_options,
+)
+from edgespec.devices import Device
+from edgespec.errors import BackendError
 
-__all__ = ["DEVICES", "Device", "create_runtime", "find_device", "import_onnxruntime", "short_message"]
+__all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxruntime", "placement", "short_message"]
 
 # How long idle threads of a pool spin before they sleep (releases that do not know the entry ignore it). With the
 # default, a target's threads still spin on the cores while its draft runs: two draft steps and a verify pass took
@@ -21,66 +33,150 @@ __all__ = ["DEVICES", "Device", "create_runtime", "find_device", "import_onnxrun
 # busy processes short spinning is 2-3 times faster than the default. A process-wide pool is not used: once set,
 # no other session of the process may have its own.
 SPIN_US = "100"
+CPU_PROVIDER = "CPUExecutionProvider"
+MAX_NAMED = 8  # operators that a message lists
 
 
 @dataclass(frozen=True)
-class Device:
-    """A place to run graphs: an execution provider and its options."""
+class Place:
+    """Where and how graphs are to be loaded: the four settings that go together from a flag to every graph.
 
-    name: str
-    provider: str
+    options: of the provider, over our defaults. strict: a node that the device does not take is an error.
+    """
+
+    device: Device
+    threads: int
     options: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+
+    def __str__(self) -> str:
+        """What decides on kernels besides the graph: part of the key under which measured facts are kept."""
+        options = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
+        return f"device={self.device.name}{options} threads={self.threads}"
+
+    def load(self, path: Path) -> Any:
+        """An InferenceSession over the graph at `path`; see `create_runtime`."""
+        return create_runtime(path, self.device, self.threads, options=self.options, strict=self.strict)
 
 
-DEVICES: dict[str, Device] = {"cpu": Device("cpu", "CPUExecutionProvider")}
+@dataclass(frozen=True)
+class Placement:
+    """nodes: provider -> number of nodes. fallbacks: operators that the device left to the CPU, most frequent first."""
+
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
+    n_fallen: int = 0
+
+    def __add__(self, other: Placement) -> Placement:
+        nodes = Counter(self.nodes) + Counter(other.nodes)
+        fallbacks = tuple(dict.fromkeys((*self.fallbacks, *other.fallbacks)))
+        return Placement(dict(nodes), fallbacks, self.n_fallen + other.n_fallen)
 
 
-def find_device(name: str) -> Device:
-    """The device called `name`; raises ConfigError listing the known ones."""
-    try:
-        return DEVICES[name.lower()]
-    except KeyError:
-        raise ConfigError(f"device {name!r} is unknown to the ONNX backend: use one of {sorted(DEVICES)}.") from None
+def create_runtime(
+    path: Path,
+    device: Device,
+    threads: int,
+    *,
+    options: Mapping[str, str] | None = None,
+    strict: bool = False,
+    config: Mapping[str, str] | None = None,
+) -> Any:
+    """An InferenceSession over the graph at `path`.
 
-
-def import_onnxruntime() -> Any:
-    """The onnxruntime module; raises MissingDependencyError naming the extra."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError("running an ONNX model needs onnxruntime: pip install 'edgespec[onnx]'") from error
-    return onnxruntime
-
-
-def create_runtime(path: Path, device: Device, threads: int) -> Any:
-    """An InferenceSession over the graph at `path`; raises BackendError with one sentence where it cannot load."""
-    ort = import_onnxruntime()
-    if device.provider not in ort.get_available_providers():
-        raise BackendError(
-            f"{device.provider} for device {device.name!r} is not in this onnxruntime {ort.__version__} "
-            f"(it has {', '.join(ort.get_available_providers())}): install the package that brings it."
-        )
+    device: as `find_device` gives it. options: of the provider, the user's. strict: raise where a node would fall back
+    to the CPU. config: further entries of the session's configuration.
+    Raises BackendError with one sentence where it cannot load.
+    """
+    ort, located = import_onnxruntime(), locate(device)
     _check_external_data(path)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
-    options.log_severity_level = 4  # failures are raised; the runtime's own prints would repeat them
+    settings = _session_options(device, threads, {**(config or {}), "session.record_ep_graph_assignment_info": "1"})
+    chosen = provider_options(located, threads, options or {})
     try:
-        providers = [(device.provider, dict(device.options))]
-        return ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        runtime = _open(ort, path, settings, located, chosen)
     except Exception as error:
-        raise BackendError(f"onnxruntime {ort.__version__} cannot load {path}: {short_message(error)}") from error
+        where = "" if device.provider == "cpu" else f" on device {device.name!r}"
+        raise BackendError(
+            f"onnxruntime {ort.__version__} cannot load {path}{where}: {short_message(error)}"
+        ) from error
+    if strict and (found := placement(runtime, device)).n_fallen:
+        raise BackendError(
+            f"{path}: {found.n_fallen} of {sum(found.nodes.values())} nodes are not taken by device {device.name!r} "
+            f"and would run on the CPU ({_named(found.fallbacks)}): export the model for that device, choose another "
+            "one, or drop strict_device (--strict-device)"
+        )
+    return runtime
+
+
+def placement(runtime: Any, device: Device) -> Placement:
+    """Which provider runs how many nodes of a session that `create_runtime` made."""
+    nodes: Counter[str] = Counter()
+    fallen: Counter[str] = Counter()
+    for part in runtime.get_provider_graph_assignment_info():
+        operators = [node.op_type for node in part.get_nodes()]
+        nodes[part.ep_name] += len(operators)
+        if part.ep_name == CPU_PROVIDER and device.provider != "cpu":
+            fallen.update(operators)
+    return Placement(dict(nodes), tuple(name for name, _count in fallen.most_common()), fallen.total())
 
 
 def short_message(error: Exception) -> str:
     """The first line of a runtime's message without its status prefix and source locations."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0])
+    text = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : ", "", lines[0])
     text = re.sub(r"\S*/onnxruntime/\S+\.(?:cc|h):\d+ ", "", text)
     return text.strip().rstrip(".")[:400] + "."
+
+
+def _session_options(device: Device, threads: int, config: Mapping[str, str]) -> Any:
+    ort = import_onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.enable_mem_pattern = device.provider != "directml"  # which refuses to run with it
+    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    options.log_severity_level = 4  # failures are raised; the runtime's own prints would repeat them
+    return options
+
+
+def _open(ort: Any, path: Path, settings: Any, located: Located, options: Mapping[str, str]) -> Any:
+    row = located.device.row
+    if located.ep_devices:
+        settings.add_provider_for_devices([*located.ep_devices], dict(options))
+        with _without_stdout():
+            return ort.InferenceSession(str(path), settings)
+    providers = [(row.ep_name, dict(options))]
+    return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+
+
+@contextlib.contextmanager
+def _without_stdout() -> Iterator[None]:
+    """What native code prints meanwhile goes nowhere: a vendor's library greets on stdout, where only output belongs.
+
+    Works on the file descriptor, so it holds for the whole process.
+    """
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # stdout is closed, so nothing can get onto it
+        yield
+        return
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _named(operators: tuple[str, ...]) -> str:
+    more = len(operators) - MAX_NAMED
+    return ", ".join(operators[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_external_data(path: Path) -> None:

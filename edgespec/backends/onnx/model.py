@@ -7,11 +7,12 @@ and for its graphs in parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.base import check_context
-from edgespec.backends.onnx.devices import Device, create_runtime, find_device, import_onnxruntime
+from edgespec.backends.onnx.devices import Place, Placement, find_device, import_onnxruntime, placement
 from edgespec.backends.onnx.folders import ModelFolder, read_folder
 from edgespec.backends.onnx.probe import open_session, probe_capabilities
 from edgespec.backends.onnx.session import Capabilities, OnnxSession
@@ -41,7 +42,7 @@ class OnnxModel:
         info: ModelInfo,
         capabilities: Capabilities,
         folder: ModelFolder,
-        threads: int,
+        place: Place,
     ) -> None:
         self._runtime = runtime
         self._fuse: StatelessGraph | None = None
@@ -49,7 +50,8 @@ class OnnxModel:
         self._info = info
         self.capabilities = capabilities
         self.folder = folder
-        self.threads = threads
+        self.place = place
+        self.threads = place.threads
 
     @property
     def info(self) -> ModelInfo:
@@ -66,7 +68,7 @@ class OnnxModel:
     def content_key(self) -> str:
         """Names the weights, the runtime's version, the device and the threads: what decides on kernels."""
         version = import_onnxruntime().__version__
-        return f"{self.folder.content_key} onnxruntime={version} device={self._info.device} threads={self.threads}"
+        return f"{self.folder.content_key} onnxruntime={version} {self.place}"
 
     @property
     def vocabulary(self) -> IntArray | None:
@@ -84,7 +86,7 @@ class OnnxModel:
         if self.folder.fuse is None:
             raise ConfigError(f"{self._info.name}: its bundle has no fuse.onnx, so it is no draft over several taps.")
         if self._fuse is None:
-            self._fuse = StatelessGraph(self.folder.fuse, self.threads, self._info.device)
+            self._fuse = StatelessGraph(self.folder.fuse, place=self.place)
         return self._fuse
 
     def open_session(self) -> OnnxSession:
@@ -102,6 +104,8 @@ def load(
     *,
     kind: str,
     device: str = "cpu",
+    device_options: Mapping[str, str] | None = None,
+    strict_device: bool = False,
     n_ctx: int | None = None,
     threads: int | None = None,
     name: str | None = None,
@@ -109,7 +113,6 @@ def load(
     split: bool = False,
 ) -> OnnxModel | SplitModel:
     """Load the model folder `path`; see `edgespec.backends.load_model`."""
-    place = find_device(device)
     if tree and split:
         raise ConfigError(f"{path}: tree and split are both set: trees run on the whole graph, so choose one.")
     folder = read_folder(path, kind, "tree" if tree else "split" if split else "model")
@@ -120,47 +123,50 @@ def load(
         )
     name = name or folder.name
     context = check_context(name, n_ctx, folder.n_ctx)
-    n_threads = threads or default_threads()
+    place = Place(find_device(device), threads or default_threads(), device_options or {}, strict_device)
     if split:
-        return _load_split(folder, place, name, context, n_threads)
-    runtime = create_runtime(folder.graph, place, n_threads)
+        return _load_split(folder, place, name, context)
+    runtime = place.load(folder.graph)
     kv_shape = _kv_shape(folder)
     signature = read_signature(runtime, name, names=folder.names, n_vocab=folder.n_vocab, kv_shape=kv_shape)
     _check_declared(folder, signature, name, signature.n_vocab, signature.n_layers, tuple(signature.taps))
-    info = _info(folder, signature, place, name, context)
+    info = _info(folder, signature, place, name, context, placement(runtime, place.device))
     capabilities = Capabilities()
     if kind != "bundle":
         capabilities = probe_capabilities(runtime, signature, info)
-        info = _info(folder, signature, place, name, context, capabilities)
-    return OnnxModel(runtime, signature, info, capabilities, folder, n_threads)
+        info = _with_capabilities(info, signature, capabilities)
+    return OnnxModel(runtime, signature, info, capabilities, folder, place)
 
 
-def _load_split(folder: ModelFolder, place: Device, name: str, n_ctx: int, threads: int) -> SplitModel:
+def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> SplitModel:
     """The halves and the head, each in a runtime of its own."""
     lower_path, upper_path, head_path = folder.graphs
-    runtimes = create_runtime(lower_path, place, threads), create_runtime(upper_path, place, threads)
+    runtimes = place.load(lower_path), place.load(upper_path)
     lower, upper = (
         read_signature(runtime, f"{name} ({path.name})", kv_shape=_kv_shape(folder), is_part=True)
         for runtime, path in zip(runtimes, folder.graphs, strict=False)
     )
-    head = StatelessGraph(head_path, threads, place.name)
+    head = StatelessGraph(head_path, place=place)
     if lower.ids is None or EXIT not in lower.taps or upper.features is None or FINAL not in upper.taps:
         raise IncompatibleError(f"{name}: lower.onnx and upper.onnx are not the halves of one model: export it again.")
     signature = SplitSignature(lower, upper)
     n_vocab = head.outputs["logits"].shape[-1]
     _check_declared(folder, lower, name, n_vocab, lower.n_layers + upper.n_layers, signature.taps)
+    where = placement(runtimes[0], place.device) + placement(runtimes[1], place.device) + head.placement
     info = ModelInfo(
         name=name,
         n_vocab=n_vocab or folder.n_vocab or 0,
         n_ctx=n_ctx,
         eos_ids=folder.eos_ids,
         tokenizer_hash=folder.tokenizer_hash,
-        device=place.name,
+        device=place.device.name,
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
         taps=signature.taps,
+        placement=where.nodes,
+        fallbacks=where.fallbacks,
     )
-    return SplitModel(runtimes, signature, head, info, folder, threads)
+    return SplitModel(runtimes, signature, head, info, folder, place)
 
 
 def _kv_shape(folder: ModelFolder) -> tuple[int, int] | None:
@@ -170,25 +176,34 @@ def _kv_shape(folder: ModelFolder) -> tuple[int, int] | None:
 def _info(
     folder: ModelFolder,
     signature: Signature,
-    device: Device,
+    place: Place,
     name: str,
     n_ctx: int,
-    capabilities: Capabilities | None = None,
+    where: Placement,
 ) -> ModelInfo:
-    capabilities = capabilities or Capabilities()
-    return ModelInfo(
+    """What is known before anything has run; the graph is taken to be able to do what our own graphs do."""
+    info = ModelInfo(
         name=name,
         n_vocab=signature.n_vocab,
         n_ctx=n_ctx,
         eos_ids=folder.eos_ids,
         tokenizer_hash=folder.tokenizer_hash,
-        device=device.name,
+        device=place.device.name,
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
+        taps=tuple(signature.taps) if folder.kind == "bundle" else (),
+        placement=where.nodes,
+        fallbacks=where.fallbacks,
+    )
+    return _with_capabilities(info, signature, Capabilities())
+
+
+def _with_capabilities(info: ModelInfo, signature: Signature, capabilities: Capabilities) -> ModelInfo:
+    return replace(
+        info,
         max_rewind=None if capabilities.can_rewind else 0,
         max_rows=capabilities.max_rows,
         tree=signature.has_tree and capabilities.is_shared and capabilities.max_rows is None,
-        taps=tuple(signature.taps) if folder.kind == "bundle" else (),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.backends.base import check_forward
 from edgespec.backends.onnx.buffers import Array
 from edgespec.backends.onnx.cached import MIN_LOGITS_ROWS, CachedGraph
-from edgespec.backends.onnx.devices import import_onnxruntime
+from edgespec.backends.onnx.devices import Place, import_onnxruntime
 from edgespec.backends.onnx.folders import ModelFolder
 from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Signature
@@ -41,7 +41,7 @@ class SplitSignature:
 
 
 class SplitModel:
-    """The loaded graphs; a `Model` as any other. Each part has a runtime of its own, of `threads` threads."""
+    """The loaded graphs; a `Model` as any other. Each part has a runtime of its own in `place`."""
 
     vocabulary = None
     draft = None
@@ -53,14 +53,15 @@ class SplitModel:
         head: StatelessGraph,
         info: ModelInfo,
         folder: ModelFolder,
-        threads: int,
+        place: Place,
     ) -> None:
         self._runtimes: tuple[Any, Any] | None = runtimes
         self._signature = signature
         self._head = head
         self._info = info
         self.folder = folder
-        self.threads = threads
+        self.place = place
+        self.threads = place.threads
 
     @property
     def info(self) -> ModelInfo:
@@ -70,7 +71,7 @@ class SplitModel:
     def content_key(self) -> str:
         """Names the weights, the graphs, the runtime's version, the device and the threads: what decides on kernels."""
         version = import_onnxruntime().__version__
-        return f"{self.folder.content_key} onnxruntime={version} device={self._info.device} threads={self.threads}"
+        return f"{self.folder.content_key} onnxruntime={version} {self.place}"
 
     def open_session(self) -> SplitSession:
         if self._runtimes is None:

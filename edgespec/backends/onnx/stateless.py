@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, remote_inputs
-from edgespec.backends.onnx.devices import create_runtime, find_device, short_message
+from edgespec.backends.onnx.devices import Place, Placement, find_device, placement, short_message
 from edgespec.backends.onnx.signature import Port, read_ports
 from edgespec.cpu import default_threads
 from edgespec.errors import BackendError, ConfigError
@@ -36,17 +36,20 @@ class _Binding:
 
 
 class StatelessGraph:
-    """The graph in the file `path` on `threads` threads (None: the fast cores). `inputs` and `outputs` are its ports.
+    """The graph in the file `path`. `inputs` and `outputs` are its ports, `placement` is where its nodes run.
 
-    run_s: seconds inside the runtime of the last call; n_runs: calls so far.
+    place: device, threads and so on; None is the CPU with `threads` threads (None: the fast cores). run_s: seconds
+    inside the runtime of the last call; n_runs: calls so far.
     """
 
-    def __init__(self, path: str | Path, threads: int | None = None, device: str = "cpu") -> None:
+    def __init__(self, path: str | Path, threads: int | None = None, place: Place | None = None) -> None:
         self.path = Path(path)
         self.run_s = 0.0
         self.n_runs = 0
-        self._runtime = create_runtime(self.path, find_device(device), threads or default_threads())
+        place = place or Place(find_device("cpu"), threads or default_threads())
+        self._runtime = place.load(self.path)
         self._remote = remote_inputs(self._runtime)
+        self.placement: Placement = placement(self._runtime, place.device)
         inputs, outputs = read_ports(self._runtime, self.path.name)
         self.inputs: Mapping[str, Port] = inputs
         self.outputs: Mapping[str, Port] = outputs
