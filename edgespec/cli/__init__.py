@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "Convert weights into a bundle.",
     "train": "Train a draft for a target, on text that the target wrote.",
     "check": "Check that a target and a draft are lossless together.",
+    "simulate": "Say what speculation would bring on given devices.",
     "doctor": "Say what this machine has and what is missing.",
 }
 
