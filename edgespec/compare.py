@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.device_report import device_line
 from edgespec.llm import LLM
 from edgespec.outputs import CompletionOutput
 from edgespec.sampling import SamplingParams
@@ -115,8 +116,8 @@ class Comparison:
 
 
 def speculation_lines(stats: RunStats) -> list[str]:
-    """Acceptance by position and by source, for people; nothing where nothing was drafted."""
-    lines = []
+    """Where the models ran, acceptance by position and by source, for people; nothing where nothing is known."""
+    lines = [f"devices: {line}"] if (line := device_line(stats.devices)) else []
     if positions := stats.acceptance_by_position():
         lines.append(f"accepted by position: {', '.join(f'{share:.0%}' for share in positions)}")
     if stats.sources:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from edgespec.config import nearest
 from edgespec.errors import ConfigError
 
-__all__ = ["GENERIC", "KINDS", "PROVIDERS", "Device", "Provider", "device_names", "read_device_options"]
+__all__ = ["GENERIC", "KINDS", "PROVIDERS", "Device", "Provider", "device_names", "name_some", "read_device_options"]
 
 KINDS = ("npu", "gpu", "cpu")
 GENERIC = ("npu", "gpu")  # kinds that are names too: the first provider of that kind that this system has
+MAX_NAMED = 8  # operators that a message lists
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,12 @@ def read_device_options(options: Mapping[str, str] | Sequence[str], what: str = 
             raise ConfigError(f"{what}: {key!r} is given twice, as {found[key]!r} and {str(value)!r}: give it once")
         found[key] = str(int(value)) if isinstance(value, bool) else str(value)
     return found
+
+
+def name_some(operators: Sequence[str]) -> str:
+    """The first of `operators` and how many more there are, for messages."""
+    more = len(operators) - MAX_NAMED
+    return ", ".join(operators[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _pair(text: object, what: str) -> tuple[str, str]:

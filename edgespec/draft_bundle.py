@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.bundle import Bundle
 from edgespec.cpu import default_threads
+from edgespec.device_report import DeviceUse
 from edgespec.devices import read_device_options
 from edgespec.errors import BundleError
 from edgespec.options import EngineOptions
@@ -28,10 +29,13 @@ PLAIN_KINDS = ("medusa", "exit")  # without a KV cache
 class PlainHead:
     """A draft without a cache (Medusa, early exit): arrays by name in and out."""
 
-    def __init__(self, graph: StatelessGraph, draft: Mapping[str, Any], vocabulary: IntArray | None) -> None:
+    def __init__(
+        self, graph: StatelessGraph, draft: Mapping[str, Any], vocabulary: IntArray | None, device: str = "cpu"
+    ) -> None:
         self.graph = graph
         self.draft = draft
         self.vocabulary = vocabulary
+        self.device = device
 
     @property
     def run_s(self) -> float:
@@ -41,6 +45,11 @@ class PlainHead:
     def run(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """Outputs by name; views that hold until the next call."""
         return self.graph.run(feeds)
+
+    @property
+    def use(self) -> DeviceUse:
+        """Where it runs."""
+        return DeviceUse(self.device, self.graph.placement.nodes, self.graph.placement.fallbacks)
 
     def close(self) -> None:
         self.graph.close()
@@ -59,7 +68,7 @@ def open_draft(folder: Path, options: EngineOptions) -> Model | PlainHead:
         device, threads = find_device(options.draft_device), options.threads or default_threads()
         given = read_device_options(options.draft_device_options)
         graph = StatelessGraph(bundle.model_path, place=Place(device, threads, given, options.strict_device))
-        return PlainHead(graph, draft, bundle.vocabulary())
+        return PlainHead(graph, draft, bundle.vocabulary(), device.name)
     from edgespec.backends import load_model
 
     tree = options.tree and bundle.has(TREE_GRAPH)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cpu import allowed_cpus
+from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
 from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.engine.controller import create_controller
@@ -32,6 +32,7 @@ from edgespec.noise import Noise
 from edgespec.options import BUNDLED_DRAFTS
 from edgespec.outputs import CompletionOutput, Delta, RequestOutput
 from edgespec.request import Run, token_ids
+from edgespec.run_notes import run_notes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import RunStats
 from edgespec.types import Drafter, ExactRows, Model, Session
@@ -118,6 +119,11 @@ class LLM:
                 "so use fewer, or exact=False (--fast)"
             )
         self._idle: list[_Slot] = []
+
+    @property
+    def draft_uses(self) -> dict[str, DeviceUse]:
+        """Where each loaded draft runs."""
+        return {kind: use for kind, use in self.loaded.draft_uses.items() if kind in self.options.drafts}
 
     @property
     def most_drafted(self) -> int:
@@ -248,9 +254,15 @@ class LLM:
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         slot = self._take_slot(ids)
         stats = RunStats(
-            seed, len(ids), slot.session.n_past, self.exact is not None, tree=self.options.tree, notes=job.notes
+            seed,
+            len(ids),
+            slot.session.n_past,
+            self.exact is not None,
+            tree=self.options.tree,
+            notes=job.notes,
+            devices=devices_json(use_of(info), self.draft_uses),
         )
-        job.notes += self._limits(len(ids), params.max_tokens)
+        job.notes += run_notes(self, len(ids), params.max_tokens)
         controller = create_controller(self.options.controller, self.most_drafted, self.options.min_speculative_tokens)
         if not slot.drafters:
             controller.max_k = 0
@@ -290,27 +302,6 @@ class LLM:
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
         )
-
-    def _limits(self, n_prompt: int, max_tokens: int) -> list[str]:
-        """What the user should know about these options on this machine."""
-        info, notes = self.target.info, []
-        if max_tokens > (room := info.n_ctx - n_prompt):
-            notes.append(
-                f"max_tokens is {max_tokens:,}, but the context of {info.n_ctx:,} tokens has room for {room:,} after "
-                "this prompt: the text ends there at the latest"
-            )
-        allowed = len(allowed_cpus())
-        if self.options.threads is not None and self.options.threads > allowed:
-            notes.append(f"threads: {self.options.threads} on the {allowed} CPUs of this process slow each other down")
-        if self.draft_model is not None and n_prompt > (n_ctx := self.draft_model.info.n_ctx):
-            notes.append(f"no draft from the model: the prompt has {n_prompt} tokens, its context holds {n_ctx}")
-        if self.options.exact and self.exact is None:
-            notes.append("exact rows: the probe found none on this model and device; rows may differ with their number")
-        if self.options.drafts and info.max_rewind == 0:
-            notes.append("speculation off: the target's cache cannot be rewound")
-        elif self.options.drafts and info.max_rows == 1:
-            notes.append("speculation off: the target returns logits for one row a call")
-        return notes
 
     def _take_slot(self, ids: list[int]) -> _Slot:
         """The idle cache that shares most with the prompt, rewound to what they share; else a new one."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import zoo
 from edgespec.bundle import Bundle
+from edgespec.device_report import DeviceUse, use_of
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
 from edgespec.errors import ConfigError, IncompatibleError
@@ -48,6 +49,17 @@ class Loaded:
     draft_model: Model | None = None
     heads: dict[str, Model | PlainHead] = field(default_factory=dict)
     bundles: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def draft_uses(self) -> dict[str, DeviceUse]:
+        """Kind -> where that draft runs."""
+        models: dict[str, Model | PlainHead] = {
+            **({"model": self.draft_model} if self.draft_model else {}),
+            **self.heads,
+        }
+        return {
+            kind: draft.use if isinstance(draft, PlainHead) else use_of(draft.info) for kind, draft in models.items()
+        }
 
     def close(self) -> None:
         self.target.close()

@@ -36,6 +36,7 @@ class RunStats:
     total_s: float = 0.0
     records: list[RoundRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    devices: dict[str, Any] = field(default_factory=dict)  # what `edgespec.device_report.devices_json` makes
 
     def add(self, record: RoundRecord) -> None:
         self.records.append(record)
@@ -129,5 +130,6 @@ class RunStats:
             "total_s": self.total_s,
             "tok_s": self.decode_tok_s,
             "host_ms_per_round": self.host_ms_per_round,
+            "devices": self.devices,
             "notes": list(self.notes),
         }

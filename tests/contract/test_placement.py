@@ -5,6 +5,8 @@ Graphs of three operators, one of which (Erf) the NPU does not take; with an ope
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +17,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgespec import LLM, SamplingParams
+from edgespec.backends import load_model
 from edgespec.backends.onnx.devices import Place, create_runtime, find_device, placement
 from edgespec.backends.onnx.stateless import StatelessGraph
 from edgespec.devices import Device
 from edgespec.errors import BackendError, ConfigError, MissingDependencyError
+from edgespec.testing.onnx_models import write_bundle
+from edgespec.types import Model
 
 WIDTH = 32
 needs_qnn = pytest.mark.skipif(
@@ -148,3 +154,111 @@ def test_a_missing_package_is_named_with_its_extra(name: str, said: str, monkeyp
 def test_devices_of_llamacpp_are_not_for_onnx_models() -> None:
     with pytest.raises(ConfigError, match="'llamacpp:cpu' runs GGUF files"):
         find_device("llamacpp")
+
+
+# --- whole models -----------------------------------------------------------------------------------------------------
+
+
+def break_rows(folder: Path, *, is_past_alone: bool = False) -> Path:
+    """A bundle whose graph turns its logits around in calls of several tokens (on a past alone, if so asked)."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    graph = model.graph
+    for node in graph.node:
+        node.output[:] = ["right" if name == "logits" else name for name in node.output]
+    numbers = {"one": 1, "axis": 0, "second": 1}
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(value, np.int64), name) for name, value in numbers.items()
+    )
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(v, np.float32), n) for n, v in {"same": 1, "bad": -1}.items()
+    )
+    graph.initializer.append(numpy_helper.from_array(np.array(5, np.int32), "few"))
+    graph.node.extend(
+        [
+            helper.make_node("Shape", ["input_ids"], ["ids.shape"]),
+            helper.make_node("Gather", ["ids.shape", "second"], ["n_rows"], axis=0),
+            helper.make_node("Greater", ["n_rows", "one"], ["is_several"]),
+            helper.make_node("Cast", ["n_rows"], ["n_rows.32"], to=TensorProto.INT32),
+            helper.make_node("Greater", ["total_sequence_length", "n_rows.32"], ["has_past"]),
+            helper.make_node("And", ["is_several", "has_past" if is_past_alone else "is_several"], ["is_bad"]),
+            helper.make_node("Where", ["is_bad", "bad", "same"], ["sign"]),
+            helper.make_node("Mul", ["right", "sign"], ["logits"]),
+        ]
+    )
+    onnx.save(model, path)
+    fields = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    data = path.read_bytes()
+    fields["files"]["model.onnx"].update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (folder / "bundle.json").write_text(json.dumps(fields), encoding="utf-8")
+    return folder
+
+
+@needs_qnn
+@pytest.mark.parametrize("is_past_alone", [False, True])
+def test_a_device_that_gets_several_rows_wrong_is_asked_for_single_ones(tmp_path: Path, is_past_alone: bool) -> None:
+    """A driver gave wrong logits for several rows, and nothing but the text showed it."""
+    plain = load_model(write_bundle(tmp_path / "plain"), threads=1)
+    broken = break_rows(write_bundle(tmp_path / "broken"), is_past_alone=is_past_alone)
+    on_cpu = load_model(broken, threads=1)  # the CPU is not suspected, so the fault shows
+    assert on_cpu.info.max_rows is None
+    first, tokens = [3], [5, 7, 9]
+    expected = plain.open_session().forward([*first, *tokens]).logits[1:]
+
+    def rows(model: Model) -> np.ndarray:
+        session = model.open_session()
+        session.forward(first)
+        return session.forward(tokens).logits
+
+    assert np.abs(rows(on_cpu) - expected).max() > 1
+    model = load_model(broken, device="qnn", threads=1)
+    assert (model.info.max_rows, model.info.tree, model.info.taps) == (1, False, ())
+    assert np.abs(rows(model) - expected).max() < 1e-3
+    prompt, params = [1, 2, 3, 1, 2, 3], SamplingParams(max_tokens=12, temperature=0)
+    output = LLM(model, draft="ngram").generate(prompt, params)[0].outputs[0]
+    wanted = LLM(plain, draft="none").generate(prompt, params)[0].outputs[0]
+    assert output.token_ids == wanted.token_ids
+    assert sum("speculation off: the target gives logits for one row a call" in n for n in output.stats.notes) == 1
+
+
+@needs_qnn
+def test_a_device_that_takes_no_node_is_said_once_counted_and_refused_when_strict(tmp_path: Path) -> None:
+    """CASES 49. The NPU takes no graph of open shapes, so all of it runs on the CPU."""
+    folder = write_bundle(tmp_path)
+    params = SamplingParams(max_tokens=8, temperature=0)
+    with LLM(folder, draft="model", draft_model=folder, device="cpu", draft_device="qnn:htp") as llm:
+        output = llm.generate([1, 2, 3], params)[0].outputs[0]
+        plain = llm.variant(draft="none").generate([1, 2, 3], params)[0].outputs[0]
+    assert output.token_ids == plain.token_ids
+    devices = output.stats.to_dict()["devices"]
+    n_nodes = devices["target"]["nodes"]["CPUExecutionProvider"]
+    assert devices["target"] == {
+        "device": "cpu",
+        "nodes": {"CPUExecutionProvider": n_nodes},
+        "n_fallen": 0,
+        "fallbacks": [],
+        "max_rows": None,
+    }
+    draft = devices["draft"]["model"]
+    assert (draft["device"], draft["n_fallen"]) == ("qnn:htp", sum(draft["nodes"].values()))
+    assert {"MatMul", "GroupQueryAttention"} <= {*draft["fallbacks"]}
+    (note,) = [note for note in output.stats.notes if "qnn" in note]
+    assert note.startswith(f"draft model on qnn:htp: {draft['n_fallen']} of {draft['n_fallen']} nodes run on the CPU")
+    assert "GroupQueryAttention" in note
+    assert plain.stats.devices["draft"] == {}
+    with pytest.raises(BackendError, match=r"nodes are not taken by device 'qnn:htp'.*GroupQueryAttention"):
+        load_model(folder, device="qnn", strict_device=True)
+
+
+@needs_qnn
+@pytest.mark.parametrize(("options", "n_graphs"), [({"tree": True}, 1), ({"split": True}, 3)])
+def test_every_graph_of_a_model_is_counted(tmp_path: Path, options: dict[str, bool], n_graphs: int) -> None:
+    folder = write_bundle(tmp_path, tree=True, exit_layer=1)
+    model = load_model(folder, device="qnn", **options)
+    names = {1: ["tree.onnx"], 3: ["lower.onnx", "upper.onnx", "head.onnx"]}[n_graphs]
+    cpu = Device.parse("cpu")
+    counts = [sum(placement(create_runtime(folder / name, cpu, 1), cpu).nodes.values()) for name in names]
+    assert sum(model.info.placement.values()) == sum(counts)
+    assert model.info.device == "qnn:htp"
+    with pytest.raises(BackendError, match="--strict-device"):
+        load_model(folder, device="qnn", strict_device=True, **options)

@@ -22,7 +22,7 @@ from edgespec.backends.onnx.providers import (
     locate,
     provider_options,
 )
-from edgespec.devices import Device
+from edgespec.devices import Device, name_some
 from edgespec.errors import BackendError
 
 __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxruntime", "placement", "short_message"]
@@ -34,7 +34,6 @@ __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxru
 # no other session of the process may have its own.
 SPIN_US = "100"
 CPU_PROVIDER = "CPUExecutionProvider"
-MAX_NAMED = 8  # operators that a message lists
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ def create_runtime(
     if strict and (found := placement(runtime, device)).n_fallen:
         raise BackendError(
             f"{path}: {found.n_fallen} of {sum(found.nodes.values())} nodes are not taken by device {device.name!r} "
-            f"and would run on the CPU ({_named(found.fallbacks)}): export the model for that device, choose another "
-            "one, or drop strict_device (--strict-device)"
+            f"and would run on the CPU ({name_some(found.fallbacks)}): export the model for that device, "
+            "choose another one, or drop strict_device (--strict-device)"
         )
     return runtime
 
@@ -172,11 +171,6 @@ def _without_stdout() -> Iterator[None]:
     finally:
         os.dup2(saved, 1)
         os.close(saved)
-
-
-def _named(operators: tuple[str, ...]) -> str:
-    more = len(operators) - MAX_NAMED
-    return ", ".join(operators[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _check_external_data(path: Path) -> None:

@@ -6,15 +6,16 @@ and for its graphs in parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.base import check_context
 from edgespec.backends.onnx.devices import Place, Placement, find_device, import_onnxruntime, placement
 from edgespec.backends.onnx.folders import ModelFolder, read_folder
-from edgespec.backends.onnx.probe import open_session, probe_capabilities
+from edgespec.backends.onnx.probe import open_session, probe_capabilities, rows_agree
 from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Signature, read_signature
 from edgespec.backends.onnx.split import EXIT, FINAL, SplitModel, SplitSignature
@@ -43,9 +44,10 @@ class OnnxModel:
         capabilities: Capabilities,
         folder: ModelFolder,
         place: Place,
+        fuse: StatelessGraph | None = None,
     ) -> None:
         self._runtime = runtime
-        self._fuse: StatelessGraph | None = None
+        self._fuse = fuse
         self.signature = signature
         self._info = info
         self.capabilities = capabilities
@@ -82,11 +84,9 @@ class OnnxModel:
 
     @property
     def fuse(self) -> StatelessGraph:
-        """The draft's graph that makes one feature of the target's taps; loaded on first use."""
-        if self.folder.fuse is None:
-            raise ConfigError(f"{self._info.name}: its bundle has no fuse.onnx, so it is no draft over several taps.")
+        """The draft's graph that makes one feature of the target's taps; raises ConfigError where there is none."""
         if self._fuse is None:
-            self._fuse = StatelessGraph(self.folder.fuse, place=self.place)
+            raise ConfigError(f"{self._info.name}: its bundle has no fuse.onnx, so it is no draft over several taps.")
         return self._fuse
 
     def open_session(self) -> OnnxSession:
@@ -130,12 +130,16 @@ def load(
     kv_shape = _kv_shape(folder)
     signature = read_signature(runtime, name, names=folder.names, n_vocab=folder.n_vocab, kv_shape=kv_shape)
     _check_declared(folder, signature, name, signature.n_vocab, signature.n_layers, tuple(signature.taps))
-    info = _info(folder, signature, place, name, context, placement(runtime, place.device))
-    capabilities = Capabilities()
-    if kind != "bundle":
-        capabilities = probe_capabilities(runtime, signature, info)
-        info = _with_capabilities(info, signature, capabilities)
-    return OnnxModel(runtime, signature, info, capabilities, folder, place)
+    fuse = StatelessGraph(folder.fuse, place=place) if folder.fuse else None
+    where = placement(runtime, place.device) + (fuse.placement if fuse else Placement())
+    info = _info(folder, signature, place, name, context, where)
+    capabilities = Capabilities() if kind == "bundle" else probe_capabilities(runtime, signature, info)
+    if place.device.provider != "cpu" and capabilities.max_rows is None:
+        open_one = partial(open_session, runtime, signature, info, capabilities, folder.reduced)
+        if not _has_right_rows(open_one, info, folder, signature.n_features):
+            capabilities = replace(capabilities, rows_on_past=False)
+    info = _with_capabilities(info, signature, capabilities)
+    return OnnxModel(runtime, signature, info, capabilities, folder, place, fuse)
 
 
 def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> SplitModel:
@@ -166,7 +170,28 @@ def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> Spl
         placement=where.nodes,
         fallbacks=where.fallbacks,
     )
-    return SplitModel(runtimes, signature, head, info, folder, place)
+    model = SplitModel(runtimes, signature, head, info, folder, place)
+    if place.device.provider != "cpu":
+        _has_right_rows(model.open_session, info, folder, can_do=False)
+    return model
+
+
+def _has_right_rows(
+    open_one: Callable[[], OnnxSession], info: ModelInfo, folder: ModelFolder, n_features: int = 0, can_do: bool = True
+) -> bool:
+    """Whether the device may be asked for several rows.
+
+    can_do: whether the model could do with single ones. Raises BackendError where it could not.
+    """
+    n_ids = info.n_vocab if folder.reduced is None else folder.reduced.n_full
+    if rows_agree(open_one, info, n_ids, n_features):
+        return True
+    if n_features or not can_do:
+        raise BackendError(
+            f"{info.name}: device {info.device!r} gives other logits for several rows in one call than for one at a "
+            "time, and this model needs several: use another device"
+        )
+    return False
 
 
 def _kv_shape(folder: ModelFolder) -> tuple[int, int] | None:
@@ -204,6 +229,7 @@ def _with_capabilities(info: ModelInfo, signature: Signature, capabilities: Capa
         max_rewind=None if capabilities.can_rewind else 0,
         max_rows=capabilities.max_rows,
         tree=signature.has_tree and capabilities.is_shared and capabilities.max_rows is None,
+        taps=info.taps if capabilities.max_rows is None else (),  # single runs return no features
     )
 
 

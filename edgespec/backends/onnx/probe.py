@@ -1,11 +1,11 @@
-"""Finds out by running it what a graph that others exported really does: its cache, its logits rows, its rewinds.
+"""Finds out by running it what a graph really does: its cache, its logits rows, its rewinds, several rows on a device.
 
 A few calls of one to three tokens on throw-away sessions. Knows nothing of folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from edgespec.backends.onnx.vocabulary import ReducedVocabulary
 from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.types import FloatArray, ModelInfo
 
-__all__ = ["open_session", "probe_capabilities"]
+__all__ = ["open_session", "probe_capabilities", "rows_agree"]
 
 PROBE_LENGTH = 4
+ROWS = 5  # of the call that is held against single rows
 # A wrong mask or position moves logits by far more than the kernels of different row counts do (1.3 of about 50 on an
 # int4 model), so rows count as the same when they are nearer than this share of their own spread.
 SAME_ROW = 0.5
@@ -62,6 +63,39 @@ def probe_capabilities(runtime: Any, signature: Signature, info: ModelInfo) -> C
     other = (tokens[0] + 5) % info.n_vocab
     rewinds = agrees(one_row, [tokens[:1], [other], [other], *([token] for token in tokens[1:])], keep=1)
     return Capabilities(last_row_only, rows_on_past, rewinds, is_shared)
+
+
+def rows_agree(open_one: Callable[[], OnnxSession], info: ModelInfo, n_ids: int, n_features: int = 0) -> bool:
+    """Whether several rows of one call are those of single calls, on an empty cache and on a past.
+
+    Drivers were seen that get one of them wrong. open_one: makes a session. n_ids: token ids go up to it. n_features:
+    channels of the feature that the graph takes beside each token. Raises BackendError where not even single rows run.
+    """
+    tokens = [(7 * i + 1) % n_ids for i in range(ROWS)]
+    features = np.random.default_rng(0).normal(size=(ROWS, n_features)).astype(np.float32) if n_features else None
+
+    def rows(sizes: Sequence[int]) -> FloatArray:
+        session, found, start = open_one(), [], 0
+        for size in sizes:
+            part = slice(start, start + size)
+            own = None if features is None else features[part]
+            found.append(session.forward(tokens[part], features=own).logits.copy())
+            start += size
+        session.close()
+        return np.concatenate(found)
+
+    try:
+        truth = rows([1] * ROWS)
+    except EdgeSpecError as error:
+        raise BackendError(f"{info.name} does not run on device {info.device!r}: {error}") from error
+    for sizes in ([ROWS], [2, ROWS - 2]):
+        try:
+            found = rows(sizes)
+        except EdgeSpecError:
+            return False
+        if not all(_is_same(row, wanted) for row, wanted in zip(found, truth, strict=True)):
+            return False
+    return True
 
 
 def _is_shared(runtime: Any, signature: Signature) -> bool:

@@ -1,0 +1,38 @@
+"""What a user should know about a run before it starts: limits of context and threads, devices, why nothing is drafted.
+
+One sentence each; they end up in the run's statistics. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgespec.cpu import allowed_cpus
+from edgespec.device_report import device_notes, use_of
+
+if TYPE_CHECKING:
+    from edgespec.llm import LLM
+
+__all__ = ["run_notes"]
+
+
+def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
+    """The notes for a request of `n_prompt` tokens that asks for `max_tokens`."""
+    info, options = llm.target.info, llm.options
+    notes = device_notes(use_of(info), llm.draft_uses)
+    if max_tokens > (room := info.n_ctx - n_prompt):
+        notes.append(
+            f"max_tokens is {max_tokens:,}, but the context of {info.n_ctx:,} tokens has room for {room:,} after "
+            "this prompt: the text ends there at the latest"
+        )
+    if options.threads is not None and options.threads > (allowed := len(allowed_cpus())):
+        notes.append(f"threads: {options.threads} on the {allowed} CPUs of this process slow each other down")
+    if llm.draft_model is not None and n_prompt > (n_ctx := llm.draft_model.info.n_ctx):
+        notes.append(f"no draft from the model: the prompt has {n_prompt} tokens, its context holds {n_ctx}")
+    if options.exact and llm.exact is None:
+        notes.append("exact rows: the probe found none on this model and device; rows may differ with their number")
+    if options.drafts and info.max_rewind == 0:
+        notes.append("speculation off: the target's cache cannot be rewound")
+    elif options.drafts and info.max_rows == 1:
+        notes.append("speculation off: the target gives logits for one row a call")
+    return notes
