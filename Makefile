@@ -6,12 +6,18 @@ BIN := $(VENV)/bin
 MODEL := smollm2-135m
 PROMPT := Write a short story about a fox who learns to swim.
 PYTEST_ARGS ?=
+# Packages that cannot be beside the others (another onnxruntime, another transformers) have environments of their own.
+VENV_OPENVINO ?= .venv-openvino
+VENV_WEBGPU ?= .venv-webgpu
+VENV_OPTIMUM ?= .venv-optimum
+TEST_TOOLS := pytest pytest-timeout pytest-randomly hypothesis onnx safetensors gguf
 
-.PHONY: help venv model demo test check format bench clean
+.PHONY: help venv model demo test test-openvino check format bench clean
 
 help:
 	@echo "make demo   fetch $(MODEL), convert it, and compare plain with speculative decoding"
 	@echo "make test   all tests, the ones on the real model included"
+	@echo "make test-openvino      the tests of OpenVINO's own build of onnxruntime"
 	@echo "make check  formatting, lints and types"
 	@echo "make bench  speed and memory on this machine; the last line is JSON"
 	@echo "make format reformat and fix what can be fixed"
@@ -33,6 +39,19 @@ demo: model
 test: model
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# $(1) environment, $(2) constraints beside ours, $(3) packages
+define own_venv
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e . $(3)
+	@touch $(1)/.stamp
+endef
+
+$(VENV_OPENVINO)/.stamp: pyproject.toml constraints.txt tests/openvino/constraints.txt
+	$(call own_venv,$(VENV_OPENVINO),-c constraints.txt -c tests/openvino/constraints.txt,onnxruntime-openvino $(TEST_TOOLS))
+
+test-openvino: $(VENV_OPENVINO)/.stamp
+	$(VENV_OPENVINO)/bin/python -m pytest $(PYTEST_ARGS) --device openvino:cpu tests/openvino tests/contract/test_session_contract.py
+
 check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -46,5 +65,5 @@ bench: model
 	$(BIN)/python -m edgespec_bench decode --json
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV_OPENVINO) $(VENV_WEBGPU) $(VENV_OPTIMUM) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -10,6 +10,10 @@ import pytest
 REAL_MODEL = "smollm2-135m"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the contract suite runs; a key of contract_cases.ON_DEVICE")
+
+
 @pytest.fixture(scope="session")
 def real_bundle() -> Path:
     """Bundle folder of the default target; `edgespec pull smollm2-135m` makes it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 def main(folder: str, ids_path: str, logits_path: str) -> None:
     """Write [n, n_vocab] float32 logits of one pass over the ids, without a cache."""
+    sys.path.pop(0)  # this file's own folder, where other modules have the names of packages
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from edgespec_export import ExportOptions, export_model
@@ -36,20 +37,20 @@ def table_case(name: str, **options: object) -> Case:
     return Case(name, model, lambda tokens: np.stack([judge.row(tokens[: i + 1]) for i in range(len(tokens))]), 0.0)
 
 
-def float_case(name: str, folder: Path, spec: TinySpec, atol: float = 1e-4, **options: bool) -> Case:
+def float_case(name: str, folder: Path, spec: TinySpec, atol: float = 1e-4, **options: Any) -> Case:
     weights = tiny_weights(spec)
     model = load_model(folder, threads=1, **options)
     return Case(name, model, lambda tokens: tiny_logits(spec, tokens, weights), atol)
 
 
-def one_pass_case(name: str, folder: Path, atol: float = 0.05, **options: bool) -> Case:
+def one_pass_case(name: str, folder: Path, atol: float = 0.05, **options: Any) -> Case:
     """The truth is one pass of the plain graph in a fresh session: a graph that no independent numbers exist for.
 
     Kernels of different row counts may round differently: an activation that rounds to the next of its 8-bit steps
-    moves logits of an int4 model by some 1e-2.
+    moves logits of an int4 model by some 1e-2. Another device's kernels do by more, so its truth is its own.
     """
     model = load_model(folder, threads=1, **options)
-    plain = load_model(folder, threads=1)
+    plain = load_model(folder, threads=1, device=options.get("device", "cpu"))
 
     def one_pass(tokens: Sequence[int]) -> FloatArray:
         session = plain.open_session()
@@ -67,24 +68,35 @@ def exported(path: Path, family: str = "llama-biased") -> Path:
     return export_model(write_hf(path / "source", config), path / "bundle", options)
 
 
-BUILDERS: dict[str, Callable[[Path], Case]] = {
+BUILDERS: dict[str, Callable[..., Case]] = {
     "table": lambda _: table_case("table"),
     "table-window": lambda _: table_case("table-window", window=8),
-    "bundle": lambda path: float_case("bundle", write_bundle(path), SPEC),
-    "bundle-window": lambda path: float_case("bundle-window", write_bundle(path, WINDOWED), WINDOWED),
-    "bundle-int4": lambda path: one_pass_case("bundle-int4", write_bundle(path, bits=4)),
-    "tree": lambda path: float_case("tree", write_bundle(path, tree=True), SPEC, tree=True),
-    "tree-int4": lambda path: one_pass_case("tree-int4", write_bundle(path, bits=4, tree=True), tree=True),
-    "split": lambda path: float_case("split", write_bundle(path, exit_layer=1), SPEC, split=True),
-    "split-int4": lambda path: one_pass_case("split-int4", write_bundle(path, bits=4, exit_layer=1), split=True),
-    "exported": lambda path: one_pass_case("exported", exported(path), 1e-4),
-    "exported-tree": lambda path: one_pass_case("exported-tree", exported(path), 1e-4, tree=True),
-    "exported-split": lambda path: one_pass_case("exported-split", exported(path), 1e-4, split=True),
-    "genai": lambda path: float_case("genai", write_genai(path), SPEC),
-    "genai-half": lambda path: float_case("genai-half", write_genai(path, is_half=True), SPEC, 0.2),
-    "genai-last-row": lambda path: float_case("genai-last-row", write_genai(path, last_row_only=True), SPEC),
-    "genai-one-row": lambda path: float_case("genai-one-row", write_genai(path, one_row=True), SPEC),
-    "genai-window": lambda path: float_case("genai-window", write_genai(path, WINDOWED), WINDOWED),
-    "optimum": lambda path: float_case("optimum", write_optimum(path), SPEC),
-    "optimum-window": lambda path: float_case("optimum-window", write_optimum(path, WINDOWED), WINDOWED),
+    "bundle": lambda path, **on: float_case("bundle", write_bundle(path), SPEC, **on),
+    "bundle-window": lambda path, **on: float_case("bundle-window", write_bundle(path, WINDOWED), WINDOWED, **on),
+    "bundle-int4": lambda path, **on: one_pass_case("bundle-int4", write_bundle(path, bits=4), **on),
+    "tree": lambda path, **on: float_case("tree", write_bundle(path, tree=True), SPEC, tree=True, **on),
+    "tree-int4": lambda path, **on: one_pass_case("tree-int4", write_bundle(path, bits=4, tree=True), tree=True, **on),
+    "split": lambda path, **on: float_case("split", write_bundle(path, exit_layer=1), SPEC, split=True, **on),
+    "split-int4": lambda path, **on: one_pass_case(
+        "split-int4", write_bundle(path, bits=4, exit_layer=1), split=True, **on
+    ),
+    "exported": lambda path, **on: one_pass_case("exported", exported(path), 1e-4, **on),
+    "exported-tree": lambda path, **on: one_pass_case("exported-tree", exported(path), 1e-4, tree=True, **on),
+    "exported-split": lambda path, **on: one_pass_case("exported-split", exported(path), 1e-4, split=True, **on),
+    "genai": lambda path, **on: float_case("genai", write_genai(path), SPEC, **on),
+    "genai-half": lambda path, **on: float_case("genai-half", write_genai(path, is_half=True), SPEC, 0.2, **on),
+    "genai-last-row": lambda path, **on: float_case(
+        "genai-last-row", write_genai(path, last_row_only=True), SPEC, **on
+    ),
+    "genai-one-row": lambda path, **on: float_case("genai-one-row", write_genai(path, one_row=True), SPEC, **on),
+    "genai-window": lambda path, **on: float_case("genai-window", write_genai(path, WINDOWED), WINDOWED, **on),
+    "optimum": lambda path, **on: float_case("optimum", write_optimum(path), SPEC, **on),
+    "optimum-window": lambda path, **on: float_case("optimum-window", write_optimum(path, WINDOWED), WINDOWED, **on),
+}
+
+# What runs in environments of their own (`pytest --device NAME`), where a call may take a second.
+ON_DEVICE: dict[str, tuple[str, ...]] = {
+    "cpu": tuple(BUILDERS),
+    "openvino:cpu": tuple(name for name in BUILDERS if not name.startswith("table")),
+    "webgpu": ("bundle", "bundle-int4", "optimum"),
 }

@@ -53,7 +53,8 @@ class GrowingCacheSession(OnnxSession):
             io.bind_cpu_input(signature.mask.name, np.ones((1, total), signature.mask.dtype))
         if signature.positions is not None:
             io.bind_cpu_input(signature.positions.name, np.arange(n_past, total, dtype=signature.positions.dtype)[None])
-        for port, value in zip(signature.past, self._past(n_past), strict=True):
+        past = self._past(n_past)  # held until the run is over: a binding does not keep an array's memory alive
+        for port, value in zip(signature.past, past, strict=True):
             io.bind_ortvalue_input(port.name, value)
         for port in (signature.logits, *signature.present):
             io.bind_output(port.name, "cpu")
