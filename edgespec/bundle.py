@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
-from edgespec.onnxfile import external_locations
+from edgespec.onnxfile import context_paths, external_locations
 
-__all__ = ["BUNDLE_FORMAT", "DRAFT_KINDS", "SCHEMA_VERSION", "VOCABULARY", "Bundle", "BundleInfo", "write_bundle"]
+__all__ = ["BUNDLE_FORMAT", "DRAFT_KINDS", "EMBEDDING", "ROPE", "SCHEMA_VERSION", "VOCABULARY", "Bundle", "BundleInfo",
+           "static_graph", "write_bundle"]  # fmt: skip
 
 BUNDLE_FORMAT = "edgespec-bundle"
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
 MODEL = "model.onnx"
 VOCABULARY = "vocabulary.i32"
+EMBEDDING, ROPE = "embedding.npy", "rope.npy"  # the host's tables beside graphs of fixed shapes
 DRAFT_KINDS = ("tinydraft", "eagle", "medusa", "exit")
 _MAX_MANIFEST_BYTES = 1 << 20
 
@@ -55,6 +57,7 @@ class BundleInfo:
     source: dict[str, Any]
     draft: dict[str, Any] | None = None
     exit_layer: int | None = None
+    static: dict[str, Any] | None = None
 
 
 # what each field of bundle.json must be; `bool` is not an `int` here
@@ -74,8 +77,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "source": (dict,),
     "draft": (dict, type(None)),
     "exit_layer": (int, type(None)),
+    "static": (dict, type(None)),
 }
-_OPTIONAL = ("draft", "exit_layer")  # None where bundle.json lacks them
+_OPTIONAL = ("draft", "exit_layer", "static")  # None where bundle.json lacks them
 _DRAFT_TYPES: dict[str, tuple[type, ...]] = {
     "kind": (str,),
     "taps": (list,),
@@ -84,6 +88,14 @@ _DRAFT_TYPES: dict[str, tuple[type, ...]] = {
     "target": (dict,),
     "acceptance": (dict, type(None)),
 }
+# of a bundle of fixed shapes; contexts: SoC -> what was compiled for it, by whom
+_STATIC_TYPES: dict[str, tuple[type, ...]] = {
+    "widths": (list,),
+    "dtype": (str,),
+    "mask": (float, int),
+    "contexts": (dict,),
+}
+_CONTEXT_KEYS = {"compiler", "graphs", "n_nodes"}
 _POSITIVE = ("n_vocab", "n_ctx", "n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")
 
 
@@ -112,8 +124,9 @@ class Bundle:
 
     @property
     def model_path(self) -> Path:
-        """The ONNX graph."""
-        return self.path(MODEL)
+        """The ONNX graph; of a bundle of fixed shapes, the widest."""
+        static = self.info.static
+        return self.path(MODEL if static is None else static_graph(max(static["widths"])))
 
     def path(self, name: str) -> Path:
         """Where the file `name` of bundle.json lies. Raises BundleError for a name that the bundle does not list."""
@@ -157,11 +170,18 @@ class Bundle:
 
     def _check_locations(self) -> None:
         """Refuse weights outside of the folder here: runtimes differ in whether they do, and in what they say."""
-        if MODEL not in self.files:
-            raise BundleError(f"{self.folder} lists no {MODEL}: it is not a bundle of a model.")
+        static = self.info.static
+        needed = [MODEL] if static is None else [EMBEDDING, ROPE, *map(static_graph, static["widths"])]
+        missing = [name for name in needed if name not in self.files]
+        if missing:
+            raise BundleError(f"{self.folder} lists no {', '.join(missing)}: it is not a bundle of a model.")
+        compiled = {
+            name for entry in (static or {"contexts": {}})["contexts"].values() for name in entry["graphs"].values()
+        }
         for name in sorted(self.files):
             if name.endswith(".onnx"):
                 self._check_graph(self.folder / name)
+                self._check_contexts(self.folder / name, is_compiled=name in compiled)
 
     def _check_graph(self, path: Path) -> None:
         for location in external_locations(path):
@@ -172,6 +192,20 @@ class Bundle:
                 )
             if location not in self.files:
                 raise BundleError(f"{path} takes weights from '{location}', which bundle.json lacks.")
+
+    def _check_contexts(self, path: Path, *, is_compiled: bool) -> None:
+        """Compiled code only where bundle.json says so, and in files of the bundle's own."""
+        for location in context_paths(path):
+            if not is_compiled or not _is_plain_name(location) or location not in self.files:
+                raise BundleError(
+                    f"{path} holds code compiled for a device ('{location[:60]}'), which bundle.json does not list:"
+                    " it was altered or is hostile; get it from a source that you trust."
+                )
+
+
+def static_graph(width: int) -> str:
+    """The file of the graph for `width` rows."""
+    return f"width-{width}.onnx"
 
 
 def write_bundle(folder: str | Path, info: Mapping[str, Any]) -> None:
@@ -223,6 +257,12 @@ def _parsed(folder: Path, manifest: dict[str, Any]) -> tuple[BundleInfo, dict[st
         _check_type(path, key, manifest[key], kinds)
     if manifest["draft"] is not None:
         _check_draft(path, manifest["draft"])
+    if (manifest["static"] is not None) != (manifest["flavour"] == "npu"):
+        raise BundleError(
+            f"{path} has the flavour {manifest['flavour']!r} and its key static does not fit: export it again."
+        )
+    if manifest["static"] is not None:
+        _check_static(path, manifest["static"])
     values = {item.name: manifest[item.name] for item in fields(BundleInfo)}
     values["eos_ids"], values["taps"] = tuple(manifest["eos_ids"]), tuple(manifest["taps"])
     return BundleInfo(**values), _checked_files(path, manifest["files"])
@@ -255,6 +295,29 @@ def _check_draft(path: Path, draft: dict[str, Any]) -> None:
         )
     if problems:
         raise BundleError(f"{path}: its draft is not understood ({', '.join(problems)}): export it again.")
+
+
+def _check_static(path: Path, static: dict[str, Any]) -> None:
+    """Widths and compiled contexts of a bundle of fixed shapes."""
+    if set(static) != set(_STATIC_TYPES):
+        raise BundleError(f"{path}: the keys of static are {', '.join(sorted(static))}: export it again.")
+    for key, kinds in _STATIC_TYPES.items():
+        _check_type(path, key, static[key], kinds)
+    widths = static["widths"]
+    is_right = bool(widths) and all(type(width) is int and width >= 1 for width in widths)
+    is_right = is_right and widths == sorted(set(widths)) and static["mask"] < 0
+    for entry in static["contexts"].values():
+        is_right = is_right and isinstance(entry, dict) and set(entry) == _CONTEXT_KEYS
+        is_right = (
+            is_right
+            and isinstance(entry["compiler"], str)
+            and isinstance(entry["graphs"], dict)
+            and type(entry["n_nodes"]) is int
+        )
+        is_right = is_right and set(entry["graphs"]) == {str(width) for width in widths}
+        is_right = is_right and all(isinstance(name, str) for name in entry["graphs"].values())
+    if not is_right:
+        raise BundleError(f"{path}: its widths or compiled contexts are not valid: export it again.")
 
 
 def _checked_files(path: Path, files: Any) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec import zoo
 from edgespec.bundle import Bundle
 from edgespec.device_report import DeviceUse, use_of
+from edgespec.devices import Device
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
 from edgespec.errors import ConfigError, IncompatibleError
@@ -22,6 +23,7 @@ from edgespec.options import BUNDLED_DRAFTS, EngineOptions
 from edgespec.pairs import draft_hint, is_local, resolve
 from edgespec.types import Model
 from edgespec.verify import create_verifier
+from edgespec.zoo import StaticShape
 
 if TYPE_CHECKING:
     from edgespec.text import Tokenizer
@@ -151,7 +153,7 @@ def load(
     kinds = [kind for kind in options.drafts if kind in BUNDLED_DRAFTS]
     if isinstance(model, (str, Path)):
         _check_graphs(folder, bundle, options)
-    bundles = _bundles(kinds, draft_model, bundle, str(folder or "the loaded model"), progress)
+    bundles = _bundles(kinds, draft_model, bundle, str(folder or "the loaded model"), options, progress)
     loaded = _load_target(model, folder, options, tokenizer)
     try:
         if options.tree and not loaded.target.info.tree:
@@ -179,8 +181,9 @@ def _folder_of(model: Model) -> Path | None:
 
 def _check_graphs(folder: Path | None, bundle: Bundle | None, options: EngineOptions) -> None:
     """Raises IncompatibleError where the target's folder lacks the graphs that the options need."""
+    is_static = bundle is not None and bundle.info.static is not None  # its graphs run trees too
     wants = {
-        "tree=True (--tree)": (options.tree, (TREE_GRAPH,), "export it with tree", "drop the tree"),
+        "tree=True (--tree)": (options.tree and not is_static, (TREE_GRAPH,), "export it with tree", "drop the tree"),
         "draft='early-exit'": (
             "early-exit" in options.drafts,
             SPLIT_GRAPHS,
@@ -203,9 +206,14 @@ def _graphs(bundle: Bundle) -> list[str]:
 
 
 def _bundles(
-    kinds: Sequence[str], draft_model: ModelSource | None, target: Bundle | None, where: str, progress: Progress | None
+    kinds: Sequence[str],
+    draft_model: ModelSource | None,
+    target: Bundle | None,
+    where: str,
+    options: EngineOptions,
+    progress: Progress | None,
 ) -> dict[str, Path]:
-    """Draft kind -> its bundle for this target."""
+    """Draft kind -> its bundle for this target, in fixed shapes where the draft's device wants them."""
     if not kinds:
         return {}
     if target is None:
@@ -215,7 +223,18 @@ def _bundles(
         )
     is_path = isinstance(draft_model, (str, Path)) and kind_of(draft_model) in BUNDLED_DRAFTS
     given = Path(os.fspath(draft_model)).expanduser() if is_path else None  # type: ignore[arg-type]
-    return zoo.prepare(kinds, target, given, progress)
+    shape = StaticShape(options.draft_n_ctx) if _wants_static(options.draft_device) else None
+    return zoo.prepare(kinds, target, given, progress, static=shape)
+
+
+def _wants_static(name: str) -> bool:
+    """Whether the device runs graphs of fixed shapes alone."""
+    device = Device.parse(name)
+    if not device.provider and device.runtime == "onnx":  # a generic name: whatever stands behind it here
+        from edgespec.backends.onnx.devices import find_device
+
+        device = find_device(device)
+    return device.row.is_static and device.kind == "npu"
 
 
 def _load_target(
@@ -228,8 +247,9 @@ def _load_target(
     from edgespec.text import Tokenizer
 
     split = "early-exit" in options.drafts
-    graph = TREE_GRAPH if options.tree else " + ".join(SPLIT_GRAPHS) if split else PLAIN_GRAPH
     target = load_model(folder, tree=options.tree, split=split, **options.target_place)
+    has_tree_graph = options.tree and (folder / TREE_GRAPH).is_file()
+    graph = TREE_GRAPH if has_tree_graph else " + ".join(SPLIT_GRAPHS) if split else PLAIN_GRAPH
     return Loaded(target, tokenizer or Tokenizer.load(folder), folder, graph)
 
 

@@ -21,6 +21,7 @@ from edgespec.options import BUNDLED_DRAFTS
 from edgespec.zoo_config import CONFIG, WEIGHTS, ZooConfig, is_draft_folder, read_config
 
 __all__ = [
+    "StaticShape",
     "TrainedDraft",
     "bundled_kind",
     "check_fits",
@@ -35,6 +36,17 @@ __all__ = [
 ]
 
 KINDS = {name: kind for kind, name in BUNDLED_DRAFTS.items()}  # name in files -> draft kind
+
+
+@dataclass(frozen=True)
+class StaticShape:
+    """Ask for a draft in graphs of fixed shapes. n_ctx: None for the exporter's default.
+
+    widths: a step, and a catch-up after rejected tokens or a piece of a prompt.
+    """
+
+    n_ctx: int | None = None
+    widths: tuple[int, ...] = (1, 8)
 
 
 @dataclass(frozen=True)
@@ -153,45 +165,69 @@ def _misfit(needs: Mapping[str, Any], target: Bundle) -> str | None:
     return None
 
 
-def converted(draft: TrainedDraft, target: Bundle) -> Path:
+def converted(draft: TrainedDraft, target: Bundle, static: StaticShape | None = None) -> Path:
     """Where the bundle of `draft` for `target` lies in the cache, whether it is there or not."""
     files = [target.files[name]["sha256"] for name in sorted(target.files)]
     weights = [file_sha256(draft.folder / name) for name in (CONFIG, WEIGHTS)]
-    return bundle_path(f"{plain_name(target.info.name)}-{BUNDLED_DRAFTS[draft.kind]}", weights, files)
+    name = f"{plain_name(target.info.name)}-{BUNDLED_DRAFTS[draft.kind]}"
+    if static is None:
+        return bundle_path(name, weights, files)
+    return bundle_path(f"{name}-npu", weights, files, [static.n_ctx, *static.widths])
 
 
-def ensure(draft: TrainedDraft, target: Bundle, progress: Progress | None = None, *, force: bool = False) -> Path:
-    """The bundle of `draft` for `target`, converted where the cache lacks it (seconds).
+def ensure(
+    draft: TrainedDraft,
+    target: Bundle,
+    progress: Progress | None = None,
+    *,
+    force: bool = False,
+    static: StaticShape | None = None,
+) -> Path:
+    """The bundle of `draft` for `target`, converted where the cache lacks it (seconds); static: in fixed shapes.
 
     Raises IncompatibleError for a draft of another target, ExportError for weights that cannot be converted.
     """
     check_fits(draft.kind, draft.needs, target)
-    path = converted(draft, target)
+    path = converted(draft, target, static)
     if force or not is_bundle(path):
         with lock(cache_dir() / "lock", progress):
             if force or not is_bundle(path):
-                _convert(draft, target, path, progress)
+                _convert(draft, target, path, progress, static)
     return path
 
 
-def _convert(draft: TrainedDraft, target: Bundle, path: Path, progress: Progress | None) -> None:
+def _convert(
+    draft: TrainedDraft, target: Bundle, path: Path, progress: Progress | None, static: StaticShape | None
+) -> None:
     """The caller holds the lock."""
-    from edgespec_export.drafts import export_draft
+    from edgespec_export import StaticOptions, export_draft, export_static_draft
 
     def report(_step: str, done: float = 0, total: float | None = None) -> None:
         if progress:
             progress(f"Converting the {draft.kind} draft of {target.info.name}", done, total)
 
+    def make(out: Path) -> Path:
+        if static is None:
+            return Path(export_draft(draft.folder, target.folder, out, progress=report))
+        options = StaticOptions(widths=static.widths, n_ctx=static.n_ctx)
+        return Path(export_static_draft(draft.folder, target.folder, out, options, report))
+
     report("begin")
-    make_bundle(path, lambda out: Path(export_draft(draft.folder, target.folder, out, progress=report)))
+    make_bundle(path, make)
 
 
 def prepare(
-    kinds: Sequence[str], target: Bundle, given: Path | None = None, progress: Progress | None = None
+    kinds: Sequence[str],
+    target: Bundle,
+    given: Path | None = None,
+    progress: Progress | None = None,
+    *,
+    static: StaticShape | None = None,
 ) -> dict[str, Path]:
     """Draft kind -> its bundle for `target`, converted where needed; `given` (weights or a bundle) wins for its kind.
 
-    Kinds without weights of their own are left out. Raises IncompatibleError or ConfigError before anything is made.
+    Kinds without weights of their own are left out. static: convert to fixed shapes. Raises IncompatibleError or
+    ConfigError before anything is made.
     """
     given_kind = None if given is None else bundled_kind(given)
     found: dict[str, TrainedDraft | Path] = {}
@@ -206,7 +242,7 @@ def prepare(
     for kind, draft in found.items():
         check_fits(kind, draft.needs if isinstance(draft, TrainedDraft) else _needs(draft), target)
     return {
-        kind: ensure(draft, target, progress) if isinstance(draft, TrainedDraft) else draft
+        kind: ensure(draft, target, progress, static=static) if isinstance(draft, TrainedDraft) else draft
         for kind, draft in found.items()
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from edgespec.cli.console import format_bytes, print_json, progress, say
+from edgespec.cli.export_npu import NPU_OPTIONS, npu_options, write_static
 
 __all__ = ["command"]
 
@@ -64,11 +65,21 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
 @click.option("--tree/--no-tree", default=None, help="A graph for trees of drafts; default: where it is possible.")
 @click.option("--exit-layer", type=int, help="Layers below an early exit: writes the halves and the head apart.")
 @click.option("--keep-layers", callback=_layer_list, help="Only these layers, such as 0-7,28,29: a cheap draft.")
-@click.option("-c", "--ctx-size", "--n-ctx", "n_ctx", type=int, help="Context in tokens; default: the model's.")
+@click.option(
+    "-c", "--ctx-size", "--n-ctx", "--context", "n_ctx", type=int, help="Context in tokens; default: the model's."
+)
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare with a float reference.")
 @click.option("--min-top1", type=float, help="Least share of equal top tokens for the check to pass.")
 @click.option("--max-kld", type=float, help="Largest mean KL divergence, in nats, for the check to pass.")
 @click.option("--check-tokens", type=int, default=256, show_default=True, help="Length of the text compared.")
+@click.option(
+    "--flavour",
+    type=click.Choice(["cpu", "npu"]),
+    default="cpu",
+    show_default=True,
+    help="Of a bundle. npu: graphs of fixed shapes in plain operators; of a TinyDraft with --target.",
+)
+@npu_options
 @click.option(
     "--format",
     "file_format",
@@ -77,7 +88,7 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
     show_default=True,
     help="gguf: a file for llama.cpp, with --gguf-type. hf: a Hugging Face folder in float32.",
 )
-@click.option("--target", help="With --format hf of a TinyDraft, whose tables it takes: a pair, a .gguf or a folder.")
+@click.option("--target", help="Of a TinyDraft (--format hf, --flavour npu), whose tables it takes: a pair or a path.")
 @click.option(
     "--gguf-type",
     type=click.Choice(["q8_0", "f16", "f32"]),
@@ -93,6 +104,7 @@ def command(
     /,
     source: Path,
     out: Path,
+    flavour: str,
     file_format: str,
     gguf_type: str,
     target: str | None,
@@ -110,7 +122,7 @@ def command(
     from edgespec.bundle import Bundle
     from edgespec.errors import ConfigError
 
-    _refuse_strangers(context, file_format)
+    _refuse_strangers(context, file_format, flavour)
     if file_format == "gguf":
         _write_gguf(source, out, gguf_type, force=force, as_json=as_json)
         return
@@ -119,29 +131,43 @@ def command(
         return
     if not check and (min_top1 is not None or max_kld is not None):
         raise ConfigError("--min-top1 and --max-kld judge the check, which --no-check leaves out: drop one of the two")
-    for key in ("bits", "head_bits", "embed_bits"):
-        settings[key] = None if settings[key] is None else int(settings[key])
-    options = ExportOptions(**settings)
     limits = CheckOptions(min_top1=min_top1, max_kld=max_kld, n_tokens=check_tokens) if check else None
-    with progress(plain=as_json) as report:
-        export_model(source, out, options, report, check=limits, force=force)
+    if flavour == "npu":
+        write_static(source, out, target, settings, limits, force=force, as_json=as_json)
+    else:
+        for key in ("bits", "head_bits", "embed_bits"):
+            settings[key] = None if settings[key] is None else int(settings[key])
+        options = ExportOptions(**{key: value for key, value in settings.items() if key not in NPU_OPTIONS})
+        with progress(plain=as_json) as report:
+            export_model(source, out, options, report, check=limits, force=force)
     _show(Bundle.open(out), as_json)
 
 
-def _refuse_strangers(context: click.Context, file_format: str) -> None:
-    """Options that the format would ignore are errors."""
+# what each kind of output takes beside the common options; None: whatever is not listed for another
+_COMMON = {"source", "out", "flavour", "file_format", "as_json"}
+_CHECK = {"check", "min_top1", "max_kld", "check_tokens"}
+_OWN: dict[str, set[str] | None] = {
+    "--format gguf": {"gguf_type", "force"},
+    "--format hf": {"target"},
+    "--flavour npu": {"name", "taps", "keep_layers", "n_ctx", "target", "force", *_CHECK, *NPU_OPTIONS},
+    "--flavour cpu": None,
+}
+
+
+def _refuse_strangers(context: click.Context, file_format: str, flavour: str) -> None:
+    """Options that the kind of output would ignore are errors."""
     from edgespec.errors import ConfigError
 
-    own = {"gguf": {"gguf_type", "force"}, "hf": {"target"}}
-    common = {"source", "out", "file_format", "as_json"}
+    if file_format != "bundle" and flavour != "cpu":
+        raise ConfigError(f"--flavour {flavour} is of bundles and --format is {file_format}: drop one of the two")
+    what = f"--format {file_format}" if file_format != "bundle" else f"--flavour {flavour}"
+    own = _OWN[what]
     for parameter in context.command.params:
-        is_given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        if file_format == "bundle":
-            is_stranger = parameter.name in ("gguf_type", "target")
-        else:
-            is_stranger = parameter.name not in common | own[file_format]
+        name = str(parameter.name)
+        is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        is_stranger = name not in _COMMON | own if own is not None else name in ("gguf_type", "target", *NPU_OPTIONS)
         if is_given and is_stranger:
-            raise ConfigError(f"{parameter.opts[0]} does not go with --format {file_format}: drop one of the two")
+            raise ConfigError(f"{parameter.opts[0]} does not go with {what}: drop one of the two")
 
 
 def _write_gguf(source: Path, out: Path, gguf_type: str, *, force: bool, as_json: bool) -> None:
@@ -198,8 +224,19 @@ def _show(bundle: Any, as_json: bool) -> None:
         click.echo(_parity_table(info.parity))
         if info.parity["argmax_flips"]:
             flips, count = info.parity["argmax_flips"], info.parity["n_tokens"]
-            level = info.quantization["accuracy_level"]
-            say(f"warning: {flips} of {count} top tokens differ from the float model's (accuracy level {level}).")
+            level = info.quantization.get("accuracy_level")
+            how = "" if level is None else f" (accuracy level {level})"
+            say(f"warning: {flips} of {count} top tokens differ from the float model's{how}.")
+        if info.parity.get("npu"):
+            click.echo(_npu_line(info.parity["npu"]))
+
+
+def _npu_line(npu: dict[str, Any]) -> str:
+    where = f"{npu['device']}{' (emulated)' if npu['is_emulated'] else ''}"
+    return (
+        f"on {where}, {npu['n_tokens']} tokens: KLD {npu['kld_mean']:.2e}, top-1 {npu['top1_agreement']:.1%}, largest "
+        f"error {npu['max_abs_error']} with logits of up to {npu['max_abs_logit']}; stated error {npu['stated_error']}"
+    )
 
 
 def _parity_table(parity: dict[str, Any]) -> str:

@@ -8,12 +8,17 @@ from edgespec_export.gguf_out import write_gguf
 from edgespec_export.hf_out import write_hf_folder, write_hf_model
 from edgespec_export.options import ExportOptions
 from edgespec_export.parity import CheckOptions
+from edgespec_export.static_export import export_static, export_static_draft
+from edgespec_export.static_options import StaticOptions
 
 __all__ = [
     "CheckOptions",
     "ExportOptions",
+    "StaticOptions",
     "export_draft",
     "export_model",
+    "export_static",
+    "export_static_draft",
     "write_gguf",
     "write_hf_folder",
     "write_hf_model",

@@ -32,7 +32,7 @@ from edgespec_export.target_tables import TargetTables
 from edgespec_export.writer import DataFile, new_folder, write_model
 from edgespec_export.zoo import ZooDraft
 
-__all__ = ["export_draft"]
+__all__ = ["check_target", "draft_config", "draft_info", "export_draft", "write_texts"]
 
 _TEXTS = ("tokenizer.json", "chat_template.jinja")
 _GRAPHS: dict[str, dict[str, type[DraftGraph]]] = {
@@ -64,8 +64,8 @@ def export_draft(
     quantizer = "rtn" if bits == 32 else "mse"
     options = ExportOptions(bits=bits, block_size=block_size, quantizer=quantizer, fallback="pad")
     draft, target = ZooDraft.open(zoo_folder), Bundle.open(target_bundle_folder)
-    _check_target(draft, target)
-    config = _config(draft, target)
+    check_target(draft, target)
+    config = draft_config(draft, target)
     tables = TargetTables.read(target)
     with new_folder(Path(out), force=force) as folder:
         with DataFile(folder) as data:
@@ -77,14 +77,19 @@ def export_draft(
                 write_model(folder, file, graph, data)
                 report("graphs", done, len(files))
         (folder / VOCABULARY).write_bytes(draft.vocabulary.astype("<i4").tobytes())
-        for name in _TEXTS:
-            if target.has(name):
-                shutil.copyfile(target.path(name), folder / name)
-        write_bundle(folder, _info(draft, target, config, options, matrices))
+        write_texts(folder, target)
+        write_bundle(folder, draft_info(draft, target, config, options, matrices))
     return Path(out)
 
 
-def _check_target(draft: ZooDraft, target: Bundle) -> None:
+def write_texts(folder: Path, target: Bundle) -> None:
+    """The target's tokenizer and chat template, which are the draft's too."""
+    for name in _TEXTS:
+        if target.has(name):
+            shutil.copyfile(target.path(name), folder / name)
+
+
+def check_target(draft: ZooDraft, target: Bundle) -> None:
     """Raise where the draft was trained for a model that is not this target, or needs what its bundle lacks."""
     config, info = draft.config, target.info
     if info.draft is not None:
@@ -119,7 +124,7 @@ def _check_target(draft: ZooDraft, target: Bundle) -> None:
         )
 
 
-def _config(draft: ZooDraft, target: Bundle) -> ModelConfig:
+def draft_config(draft: ZooDraft, target: Bundle) -> ModelConfig:
     """The draft as a model: its own shape, the target's words and context."""
     zoo, info = draft.config, target.info
     has_layers = zoo.kind in ("tinydraft", "eagle")
@@ -142,9 +147,10 @@ def _config(draft: ZooDraft, target: Bundle) -> ModelConfig:
     )
 
 
-def _info(
+def draft_info(
     draft: ZooDraft, target: Bundle, config: ModelConfig, options: ExportOptions, matrices: DraftMatrices
 ) -> dict[str, Any]:
+    """bundle.json of a draft."""
     zoo, info = draft.config, target.info
     counts = ("n_vocab", "n_ctx", "n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")
     about: dict[str, Any] = {

@@ -27,7 +27,8 @@ from edgespec_export.sources import WeightSource, file_sha256, open_source
 from edgespec_export.texts import CALIBRATION_FILE, calibration_tokens, check_tokens
 from edgespec_export.writer import DataFile, new_folder, write_model
 
-__all__ = ["Progress", "export_model", "need_onnx", "quantization_info"]
+__all__ = ["KeptWeights", "Progress", "adapted", "export_model", "need_onnx", "quantization_info", "target_info",
+           "write_tokenizer"]  # fmt: skip
 
 Progress = Callable[[str, int, int], None]
 
@@ -69,18 +70,18 @@ def export_model(
     out = Path(out)
     opened = open_source(source)
     check_shapes(opened.config, opened.shapes)
-    config = _adapted(opened.config, options)
+    config = adapted(opened.config, options)
     check_options(config, options)
     weights = KeptWeights(opened, options.keep_layers)
     with new_folder(out, force=force) as folder:
-        tokenizer = _write_texts(folder, opened, config)
+        tokenizer = write_tokenizer(folder, opened, config)
         matrices = _write_graphs(folder, config, options, weights, report)
         parity = None
         if check is not None:
             report("check", 0, 1)
             parity = check_graph(folder, config, options, weights, check)
             report("check", 1, 1)
-        write_bundle(folder, _info(config, options, matrices, opened, tokenizer, parity))
+        write_bundle(folder, target_info(config, options, matrices, opened, tokenizer, parity))
     return out
 
 
@@ -104,7 +105,7 @@ def need_onnx() -> None:
         raise MissingDependencyError("writing a bundle needs onnx: `pip install 'edgespec[export]'`.") from error
 
 
-def _adapted(config: ModelConfig, options: ExportOptions) -> ModelConfig:
+def adapted(config: ModelConfig, options: ExportOptions) -> ModelConfig:
     """The config as exported: fewer layers or a shorter context."""
     if options.keep_layers is not None:
         config = kept_layers(config, options.keep_layers)
@@ -139,7 +140,7 @@ def _write_graphs(
     return matrices
 
 
-def _write_texts(folder: Path, source: WeightSource, config: ModelConfig) -> Tokenizer:
+def write_tokenizer(folder: Path, source: WeightSource, config: ModelConfig) -> Tokenizer:
     """tokenizer.json and the chat template. Returns the source's tokenizer, which knows its BOS and EOS too."""
     tokenizer = Tokenizer.load(source.path)
     if tokenizer.n_vocab > config.n_vocab:
@@ -180,7 +181,7 @@ def _calibration_info(calibration: Calibration | None) -> dict[str, Any] | None:
     return {"sha256": file_sha256(CALIBRATION_FILE), "n_tokens": calibration.n_tokens}
 
 
-def _info(
+def target_info(
     config: ModelConfig,
     options: ExportOptions,
     matrices: Matrices,
@@ -188,6 +189,7 @@ def _info(
     tokenizer: Tokenizer,
     parity: Parity | None,
 ) -> dict[str, Any]:
+    """bundle.json of a target."""
     optional = {} if options.exit_layer is None else {"exit_layer": options.exit_layer}
     return {
         **optional,

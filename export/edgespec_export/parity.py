@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ConfigError, ExportError, MissingDependencyError
 from edgespec_export.config import ModelConfig
 
-__all__ = ["CheckOptions", "GraphRunner", "Parity", "compare", "gate", "limits"]
+__all__ = ["CheckOptions", "GraphRunner", "Parity", "compare", "gate", "limits", "measured_rows", "rounded"]
 
 FloatArray = NDArray[np.float32]
 QUERIES = (1, 2, 5, 33)
@@ -63,8 +63,8 @@ class Parity:
     def to_json(self) -> dict[str, Any]:
         """As bundle.json holds it, rounded so that the last bits of a machine do not show."""
         values = asdict(self)
-        values["grid"] = [{key: _rounded(value) for key, value in row.items()} for row in self.grid]
-        return {key: _rounded(value) for key, value in values.items()}
+        values["grid"] = [{key: rounded(value) for key, value in row.items()} for row in self.grid]
+        return {key: rounded(value) for key, value in values.items()}
 
 
 class Runner(Protocol):
@@ -144,7 +144,7 @@ def compare(runner: Runner, reference: Reference, text: Sequence[int]) -> Parity
     state, parts = reference.new_state(), []
     for start in range(0, len(text), _CHUNK):
         tokens = text[start : start + _CHUNK]
-        parts.append(_measured(reference.forward(tokens, state), runner.forward(tokens, start)))
+        parts.append(measured_rows(reference.forward(tokens, state), runner.forward(tokens, start)))
     kld, top1, error = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Parity(
         kld_mean=float(kld.mean()),
@@ -184,11 +184,11 @@ def _cell(runner: Runner, reference: Reference, text: Sequence[int], query: int,
         reference.forward(text[:past], state)
         runner.forward(text[:past], 0)
     tokens = text[past : past + query]
-    kld, top1, error = _measured(reference.forward(tokens, state), runner.forward(tokens, past))
+    kld, top1, error = measured_rows(reference.forward(tokens, state), runner.forward(tokens, past))
     return {"kld_mean": float(kld.mean()), "top1_agreement": float(top1.mean()), "max_abs_error": float(error.max())}
 
 
-def _measured(expected: FloatArray, found: FloatArray) -> tuple[NDArray[np.float64], NDArray[np.bool_], FloatArray]:
+def measured_rows(expected: FloatArray, found: FloatArray) -> tuple[NDArray[np.float64], NDArray[np.bool_], FloatArray]:
     """Per row: KLD in nats, whether the top tokens agree, largest difference of a logit."""
     _check_logits(found)
     log_expected, log_found = _log_softmax(expected), _log_softmax(found)
@@ -214,7 +214,7 @@ def _log_softmax(logits: FloatArray) -> NDArray[np.float64]:
     return result
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

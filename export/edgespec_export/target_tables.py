@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bundle import Bundle
+from edgespec.bundle import EMBEDDING, Bundle
 from edgespec.errors import ExportError
 from edgespec_export.quantize import QuantizedMatrix, dequantize
 
@@ -60,17 +60,19 @@ class TargetTables:
 
     @classmethod
     def read(cls, bundle: Bundle) -> TargetTables:
-        """Raises ExportError where model.onnx has no such tables."""
+        """Raises ExportError where the graph has no such tables."""
         import onnx
 
-        path = bundle.model_path
+        path, embedding = bundle.model_path, None
+        if bundle.info.static is not None:  # its embedding is the host's
+            embedding = TableRows(None, np.load(bundle.path(EMBEDDING), allow_pickle=False).astype(np.float32))
         try:
             graph = onnx.load(str(path), load_external_data=False).graph
         except Exception as error:  # protobuf's own types
             raise ExportError(f"{path} cannot be read: {error}.") from error
         tensors = {tensor.name: tensor for tensor in graph.initializer}
         finder = _Finder(path, tensors)
-        embedding = head = None
+        head = None
         for node in graph.node:
             if node.op_type in ("GatherBlockQuantized", "Gather") and node.input[1] == "input_ids":
                 embedding = finder.gathered(node)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from contract_cases import BUILDERS, ON_DEVICE, Case
 
+MARKS = {"static-qnn": pytest.mark.npu}
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", ON_DEVICE[metafunc.config.getoption("--device")], indirect=True, scope="session")
+        names = ON_DEVICE[metafunc.config.getoption("--device")]
+        params = [pytest.param(name, marks=MARKS[name]) if name in MARKS else name for name in names]
+        metafunc.parametrize("case", params, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")

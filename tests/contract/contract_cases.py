@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edgespec_export import ExportOptions, export_model
+from edgespec_export import ExportOptions, StaticOptions, export_model, export_static
+from edgespec_export.exporter import KeptWeights
+from edgespec_export.reference import ReferenceModel
+from edgespec_export.sources import open_source
 from export.tiny_models import tiny_config, write_hf
+from npu.emulator import own_cache, require_qnn
 
 from edgespec.backends import load_model
 from edgespec.testing import TableModel
@@ -68,6 +72,29 @@ def exported(path: Path, family: str = "llama-biased") -> Path:
     return export_model(write_hf(path / "source", config), path / "bundle", options)
 
 
+def static_case(name: str, path: Path, family: str, atol: float, device: str = "cpu") -> Case:
+    """Graphs of fixed shapes. The truth is the exporter's numpy model with the embedding rounded."""
+    source = write_hf(path / "source", tiny_config(family, n_ctx=SPEC.n_ctx))
+    options = StaticOptions(widths=(1, 4, 9), n_ctx=SPEC.n_ctx, taps=("layer.0", "final"))
+    folder = export_static(source, path / "bundle", options)
+    opened = open_source(source)
+    load = KeptWeights(opened, None)
+
+    def weights(key: str) -> FloatArray:
+        value = load(key)
+        return value.astype(np.float16).astype(np.float32) if key == "embed_tokens.weight" else value
+
+    reference = ReferenceModel(opened.config, weights)
+    with own_cache(path / "home"):
+        model = load_model(folder, threads=1, device=device, strict_device=True)
+    return Case(name, model, reference.forward, atol)
+
+
+def emulated_case(path: Path) -> Case:
+    require_qnn()
+    return static_case("static-qnn", path, "llama", 0.05, "qnn:htp")
+
+
 BUILDERS: dict[str, Callable[..., Case]] = {
     "table": lambda _: table_case("table"),
     "table-window": lambda _: table_case("table-window", window=8),
@@ -83,6 +110,9 @@ BUILDERS: dict[str, Callable[..., Case]] = {
     "exported": lambda path, **on: one_pass_case("exported", exported(path), 1e-4, **on),
     "exported-tree": lambda path, **on: one_pass_case("exported-tree", exported(path), 1e-4, tree=True, **on),
     "exported-split": lambda path, **on: one_pass_case("exported-split", exported(path), 1e-4, split=True, **on),
+    "static": lambda path: static_case("static", path, "llama-biased", 1e-4),
+    "static-norms": lambda path: static_case("static-norms", path, "qwen3", 1e-4),
+    "static-qnn": emulated_case,
     "genai": lambda path, **on: float_case("genai", write_genai(path), SPEC, **on),
     "genai-half": lambda path, **on: float_case("genai-half", write_genai(path, is_half=True), SPEC, 0.2, **on),
     "genai-last-row": lambda path, **on: float_case(
@@ -97,6 +127,6 @@ BUILDERS: dict[str, Callable[..., Case]] = {
 # What runs in environments of their own (`pytest --device NAME`), where a call may take a second.
 ON_DEVICE: dict[str, tuple[str, ...]] = {
     "cpu": tuple(BUILDERS),
-    "openvino:cpu": tuple(name for name in BUILDERS if not name.startswith("table")),
+    "openvino:cpu": tuple(name for name in BUILDERS if not name.startswith(("table", "static"))),
     "webgpu": ("bundle", "bundle-int4", "optimum"),
 }

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, remote_inputs, select_rows, to_float32
 from edgespec.backends.onnx.signature import Port, Signature
+from edgespec.backends.onnx.trees import depths, sees
 from edgespec.types import FloatArray, Rows
 
 __all__ = ["MAX_BINDINGS", "MIN_CAPACITY", "MIN_LOGITS_ROWS", "CachedGraph"]
@@ -122,7 +123,7 @@ class CachedGraph:
             if parents is None:
                 binding.positions[...] = np.arange(n_past, total)
             else:
-                binding.positions[...] = n_past - n_done + _depths(parents)[n_done:]
+                binding.positions[...] = n_past - n_done + depths(parents)[n_done:]
         if signature.mask is not None:
             binding.io.bind_ortvalue_input(signature.mask.name, ort_value(self._ones[:, :total]))
         if signature.bias is not None:
@@ -176,7 +177,7 @@ class CachedGraph:
             self._bias = aligned_zeros((max(size, 2 * self._bias.size),), port.dtype)
         bias = self._bias[:size].reshape(shape)
         bias[..., : n_past - n_done] = 0
-        bias[..., n_past - n_done :] = np.where(_sees(parents)[n_done:], 0, np.finfo(port.dtype).min)
+        bias[..., n_past - n_done :] = np.where(sees(parents)[n_done:], 0, np.finfo(port.dtype).min)
         io.bind_ortvalue_input(port.name, ort_value(bias))
 
     def _grow(self, total: int) -> None:
@@ -265,20 +266,3 @@ class CachedGraph:
 
 def _zeros(port: Port, shape: tuple[int, ...]) -> Array:
     return aligned_zeros(shape, port.dtype)
-
-
-def _depths(parents: Sequence[int]) -> Array:
-    """Depth of each token of a tree; 0 is right after the cached prefix."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return np.array(depths, np.int64)
-
-
-def _sees(parents: Sequence[int]) -> Array:
-    """[n, n] bool: row i sees itself and its ancestors."""
-    sees = np.eye(len(parents), dtype=bool)
-    for index, parent in enumerate(parents):
-        if parent >= 0:
-            sees[index] |= sees[parent]
-    return sees

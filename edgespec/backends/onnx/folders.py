@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.onnx.vocabulary import ReducedVocabulary
-from edgespec.bundle import Bundle
+from edgespec.bundle import Bundle, static_graph
 from edgespec.errors import BackendError, ConfigError
 
 __all__ = ["GRAPHS", "ModelFolder", "read_folder"]
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 2048  # for a folder that declares none
 
 FUSE = "fuse.onnx"
+FLAVOURS = ("cpu", "npu")
 
 # What a bundle can be loaded as: the graphs that it takes, and how to get a bundle that has them.
 GRAPHS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -59,6 +60,7 @@ class ModelFolder:
     reduced: ReducedVocabulary | None = None  # what a draft's logits are over
     draft: Mapping[str, Any] | None = None  # what a bundle says of the draft that it is
     fuse: Path | None = None  # a draft's graph that fuses features of the target
+    is_static: bool = False  # graphs of fixed shapes, of which `graph` is the widest
 
     @property
     def content_key(self) -> str:
@@ -108,9 +110,13 @@ def read_folder(path: Path, kind: str, use: str = "model") -> ModelFolder:
 def _read_bundle(path: Path, use: str) -> ModelFolder:
     bundle = Bundle.open(path)
     info = bundle.info
-    if info.flavour != "cpu":
-        raise ConfigError(f"{path} is a bundle of flavour {info.flavour!r}; the ONNX backend runs flavour 'cpu'.")
+    if info.flavour not in FLAVOURS:
+        raise ConfigError(
+            f"{path} is a bundle of flavour {info.flavour!r}; the ONNX backend runs {' and '.join(FLAVOURS)}."
+        )
     names, option = GRAPHS[use]
+    if info.static is not None and use != "split":  # trees run on the same graphs
+        names = (static_graph(max(info.static["widths"])),)
     missing = [name for name in names if not bundle.has(name)]
     if use != "model" and missing:
         raise ConfigError(f"{path} has no {', '.join(missing)}, which {use}=True runs: export it with {option}.")
@@ -134,6 +140,7 @@ def _read_bundle(path: Path, use: str) -> ModelFolder:
         reduced=ReducedVocabulary.of(bundle),
         draft=info.draft,
         fuse=bundle.path(FUSE) if bundle.has(FUSE) else None,
+        is_static=info.static is not None,
     )
 
 

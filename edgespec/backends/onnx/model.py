@@ -20,6 +20,7 @@ from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Signature, read_signature
 from edgespec.backends.onnx.split import EXIT, FINAL, SplitModel, SplitSignature
 from edgespec.backends.onnx.stateless import StatelessGraph
+from edgespec.backends.onnx.static_model import StaticModel, load_static
 from edgespec.cpu import default_threads
 from edgespec.errors import BackendError, ConfigError, IncompatibleError
 from edgespec.types import IntArray, ModelInfo
@@ -111,7 +112,7 @@ def load(
     name: str | None = None,
     tree: bool = False,
     split: bool = False,
-) -> OnnxModel | SplitModel:
+) -> OnnxModel | SplitModel | StaticModel:
     """Load the model folder `path`; see `edgespec.backends.load_model`."""
     if tree and split:
         raise ConfigError(f"{path}: tree and split are both set: trees run on the whole graph, so choose one.")
@@ -124,6 +125,8 @@ def load(
     name = name or folder.name
     context = check_context(name, n_ctx, folder.n_ctx)
     place = Place(find_device(device), threads or default_threads(), device_options or {}, strict_device)
+    if folder.is_static:
+        return load_static(folder, place, name, context)
     if split:
         return _load_split(folder, place, name, context)
     runtime = place.load(folder.graph)

@@ -1,0 +1,133 @@
+"""Graphs of fixed shapes compiled for a chip: made once in a child process, kept in the user's cache.
+
+Vendors' compilers crash; in a child that is an error message. A compiled graph is code for the device: it comes from
+the user's own cache, or from a bundle whose bundle.json lists it, loaded on a device that the user named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from edgespec.backends.onnx.devices import Place
+from edgespec.backends.onnx.npu_child import RESULT
+from edgespec.backends.onnx.socs import Soc
+from edgespec.bundle import Bundle, static_graph
+from edgespec.children import describe_exit
+from edgespec.config import cache_dir
+from edgespec.downloads import lock, staging
+from edgespec.errors import BackendError
+
+__all__ = ["Contexts", "compiled", "compiler", "from_bundle", "run_child"]
+
+_log = logging.getLogger(__name__)
+CHILD = (sys.executable, "-m", "edgespec.backends.onnx.npu_child")
+_KEPT_LINES = 3
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Compiled graphs of a bundle by width. n_nodes: of the graph for the widest, all of which the device took."""
+
+    folder: Path
+    graphs: Mapping[int, str]
+    compiler: str
+    n_nodes: int
+
+    def path(self, width: int) -> Path:
+        return self.folder / self.graphs[width]
+
+    def copy_into(self, folder: Path) -> dict[str, str]:
+        """Copy the files into a bundle's folder; its graphs by width, as bundle.json wants them."""
+        for item in self.folder.iterdir():
+            if item.name != RESULT:
+                shutil.copyfile(item, folder / item.name)
+        return {str(width): name for width, name in self.graphs.items()}
+
+
+def compiler() -> str:
+    """The package that compiles, and its version: what decides on the code beside graph and chip."""
+    try:
+        return f"onnxruntime-qnn {metadata.version('onnxruntime-qnn')}"
+    except metadata.PackageNotFoundError:
+        return f"onnxruntime {metadata.version('onnxruntime')}"  # a build that has QNN inside
+
+
+def from_bundle(bundle: Bundle, soc: Soc) -> Contexts | None:
+    """What the bundle brings for the chip; None where that is nothing."""
+    static = bundle.info.static
+    entry = None if static is None else static["contexts"].get(soc.name)
+    if entry is None:
+        return None
+    graphs = {int(width): name for width, name in entry["graphs"].items()}
+    for name in graphs.values():
+        bundle.path(name)  # listed, or refused
+    return Contexts(bundle.folder, graphs, entry["compiler"], entry["n_nodes"])
+
+
+def compiled(bundle: Bundle, place: Place, soc: Soc | None) -> Contexts:
+    """The bundle's graphs compiled for `soc`, or for the device at hand; from the cache where they were before.
+
+    Raises BackendError where the compiler refuses the graph or crashes, BundleError for files that were altered.
+    """
+    static = bundle.info.static
+    assert static is not None
+    options = {**place.options, **(soc.options if soc else {})}
+    widths = static["widths"]
+    hashes = [bundle.files[name]["sha256"] for name in sorted(bundle.files) if ".onnx" in name]
+    key = json.dumps([hashes, sorted(options.items()), compiler(), widths])
+    chip = soc.name if soc else "device"
+    folder = cache_dir() / "contexts" / f"{chip}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not (folder / RESULT).is_file():
+        with lock(folder.parent / "lock", None):
+            if not (folder / RESULT).is_file():
+                bundle.verify_hashes()  # the key trusts them, and other bundles come to the same place
+                _compile(bundle, place, options, [(width, _name(width, chip)) for width in widths], folder)
+    result = json.loads((folder / RESULT).read_bytes())
+    return Contexts(folder, {width: _name(width, chip) for width in widths}, result["compiler"], result["n_nodes"])
+
+
+def _name(width: int, chip: str) -> str:
+    return f"width-{width}.{chip}.onnx"
+
+
+def _compile(
+    bundle: Bundle, place: Place, options: Mapping[str, str], names: Sequence[tuple[int, str]], folder: Path
+) -> None:
+    """Run the child on all widths; `folder` appears whole or not at all."""
+    _log.info("%s: compiling for %s (cached afterwards)", bundle.info.name, place.device.name)
+    with staging(folder.parent) as temporary:
+        out = temporary / "contexts"
+        out.mkdir()
+        request = {
+            "task": "compile",
+            "device": place.device.name,
+            "options": dict(options),
+            "out": str(out),
+            "graphs": [[str(bundle.path(static_graph(width))), name] for width, name in names],
+        }
+        run_child(request, f"the compiler of {compiler()}")
+        result = {**json.loads((out / RESULT).read_bytes()), "compiler": compiler()}
+        (out / RESULT).write_text(json.dumps(result))
+        out.rename(folder)
+
+
+def run_child(request: Mapping[str, Any], what: str) -> None:
+    """Run the child on `request`; raises BackendError that says what it reported, or which signal killed it."""
+    done = subprocess.run(CHILD, input=json.dumps(request), capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    if done.returncode == 1 and done.stderr.startswith("edgespec: "):
+        raise BackendError(f"{what} refused the model: {done.stderr.removeprefix('edgespec: ').strip()}")
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()][-_KEPT_LINES:]
+    said = f" It said: {' | '.join(lines)[:400]}" if lines else ""
+    raise BackendError(f"{describe_exit(what, done.returncode)}.{said}")
