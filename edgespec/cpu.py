@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CpuTopology", "allowed_cpus", "cpu_identity", "default_threads", "read_topology"]
+__all__ = ["CpuTopology", "allowed_cpus", "cpu_identity", "default_threads", "missing_features", "read_topology"]
 
 # A core counts as slow below these shares of the fastest core: capacities of little cores are 0.2-0.5 of a big one's,
 # while clock rates (read where no capacity is given) differ less, 0.56-0.7.
@@ -40,6 +40,11 @@ FEATURES = {
     "avx512_fp16": "fp16",
     "amx_int8": "amx_int8",
 }
+
+
+# What current builds take for granted or slow down without, in the names above.
+EXPECTED = {"x86_64": ("avx2", "fma"), "aarch64": ("dotprod",)}
+MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,16 @@ def cpu_identity(topology: CpuTopology | None = None) -> str:
     topology = topology or read_topology()
     parts = [platform.system(), platform.machine(), topology.model, *sorted(topology.features)]
     return f"{platform.machine()}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+
+
+def missing_features(topology: CpuTopology, machine: str | None = None) -> list[str]:
+    """Features that this kind of processor mostly has and this one does not list; none where it lists nothing at all.
+
+    machine: as `platform.machine()` calls it, None for this one.
+    """
+    machine = machine or platform.machine()
+    wanted = EXPECTED.get(MACHINES.get(machine, machine), ())
+    return [name for name in wanted if name not in topology.features] if topology.features else []
 
 
 def _speeds(root: Path, cpus: Collection[int]) -> tuple[dict[int, int], float]:

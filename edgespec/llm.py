@@ -26,7 +26,7 @@ from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
 from edgespec.engine.stops import TokenStop
-from edgespec.errors import CacheError, ConfigError
+from edgespec.errors import BackendError, CacheError, ConfigError
 from edgespec.loading import NO_DRAFT_MODEL, PLAIN_GRAPH, Loaded, load, refuse_unused, resolve_options
 from edgespec.noise import Noise
 from edgespec.options import BUNDLED_DRAFTS
@@ -121,9 +121,14 @@ class LLM:
         self._idle: list[_Slot] = []
 
     @property
+    def working_drafts(self) -> tuple[str, ...]:
+        """The kinds of draft that are asked for and have not failed."""
+        return tuple(kind for kind in self.options.drafts if kind not in self.loaded.failed)
+
+    @property
     def draft_uses(self) -> dict[str, DeviceUse]:
         """Where each loaded draft runs."""
-        return {kind: use for kind, use in self.loaded.draft_uses.items() if kind in self.options.drafts}
+        return {kind: use for kind, use in self.loaded.draft_uses.items() if kind in self.working_drafts}
 
     @property
     def most_drafted(self) -> int:
@@ -145,7 +150,7 @@ class LLM:
             changes = {"tree": False, **changes}
         other.options = dataclasses.replace(self.options, **changes)
         other._use(self.loaded)
-        for kind in other.options.drafts:
+        for kind in other.working_drafts:
             if kind == "model" and self.draft_model is None:
                 raise ConfigError(NO_DRAFT_MODEL)
             if kind in BUNDLED_DRAFTS and kind not in self.loaded.heads:
@@ -252,6 +257,7 @@ class LLM:
     ) -> Iterator[Delta]:
         info, started = self.target.info, time.perf_counter()
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
+        job.strict = self.options.strict_device
         slot = self._take_slot(ids)
         stats = RunStats(
             seed,
@@ -278,6 +284,7 @@ class LLM:
             raise
         finally:
             events.close()  # type: ignore[attr-defined]
+            self.loaded.failed.update(job.failed)
             self._give_back(slot, ids + run.token_ids, healthy)
 
     def _stop_rule(self, params: SamplingParams) -> TokenStop | TextStream:
@@ -313,6 +320,9 @@ class LLM:
             best.session.keep(best.shared(ids))
         except CacheError:  # it cannot go back that far, but to nothing it always can
             best.session.keep(0)
+        for drafter in [drafter for drafter in best.drafters if drafter.source in self.loaded.failed]:
+            best.drafters.remove(drafter)
+            drafter.close()
         for drafter in best.drafters:
             drafter.reset()
         return best
@@ -334,12 +344,22 @@ class LLM:
         )
         drafters: list[Drafter] = []
         try:
-            for kind in options.drafts:
-                drafters.append(create_drafter(kind, setup))
+            for kind in self.working_drafts:
+                drafters += self._drafter(kind, setup)
         except BaseException:
             _Slot(session, drafters).close()
             raise
         return _Slot(session, drafters)
+
+    def _drafter(self, kind: str, setup: DraftSetup) -> list[Drafter]:
+        """The drafter of a kind; none where its device fails, which later requests are told too."""
+        try:
+            return [create_drafter(kind, setup)]
+        except BackendError as error:
+            if self.options.strict_device:
+                raise
+            self.loaded.failed[kind] = str(error)
+            return []
 
     def _tree_plan(self) -> TreePlan | None:
         options = self.options

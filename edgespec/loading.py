@@ -7,7 +7,8 @@ that are not there, features that the target does not give, drafts of another ta
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
-from edgespec.errors import ConfigError, IncompatibleError
+from edgespec.errors import BackendError, ConfigError, IncompatibleError, MissingDependencyError
 from edgespec.options import BUNDLED_DRAFTS, EngineOptions
 from edgespec.pairs import draft_hint, is_local, resolve
 from edgespec.types import Model
@@ -41,7 +42,8 @@ class Loaded:
     """The models of an LLM. folder: what the target was loaded from, None for a Model given as an object.
 
     draft_model: of the kind `model`. heads: trained draft kind -> what `edgespec.draft.heads` says of it.
-    bundles: where those were loaded from. graph: which graph of the target is loaded.
+    bundles: where those were loaded from. failed: draft kind -> why its device could not be used; found while loading
+    and by later requests. graph: which graph of the target is loaded.
     """
 
     target: Model
@@ -51,6 +53,7 @@ class Loaded:
     draft_model: Model | None = None
     heads: dict[str, Model | PlainHead] = field(default_factory=dict)
     bundles: dict[str, Path] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def draft_uses(self) -> dict[str, DeviceUse]:
@@ -165,7 +168,8 @@ def load(
             _load_draft_model(loaded, draft_model, options, progress)
         loaded.bundles = bundles
         for kind, path in bundles.items():
-            loaded.heads[kind] = open_draft(path, options)
+            with _contained(loaded, kind, options):
+                loaded.heads[kind] = open_draft(path, options)
     except BaseException:
         if isinstance(model, (str, Path)):
             loaded.target.close()
@@ -263,9 +267,24 @@ def _load_draft_model(loaded: Loaded, source: ModelSource, options: EngineOption
     from edgespec.text import Tokenizer
 
     folder = resolve(source, progress=progress)
-    model = load_model(folder, **options.draft_place)
-    loaded.draft_model = model
-    _check_same_vocabulary(loaded.target, loaded.tokenizer, model, Tokenizer.load(folder))
+    with _contained(loaded, "model", options):
+        loaded.draft_model = load_model(folder, **options.draft_place)
+    if loaded.draft_model is not None:
+        _check_same_vocabulary(loaded.target, loaded.tokenizer, loaded.draft_model, Tokenizer.load(folder))
+
+
+@contextmanager
+def _contained(loaded: Loaded, kind: str, options: EngineOptions) -> Iterator[None]:
+    """A draft whose device cannot be used is written down and left out, unless the options are strict.
+
+    On the CPU it is the draft's files that are at fault, and the error stays one.
+    """
+    try:
+        yield
+    except (BackendError, MissingDependencyError) as error:
+        if options.strict_device or Device.parse(options.draft_device).provider == "cpu":
+            raise
+        loaded.failed[kind] = str(error)
 
 
 def _check_same_vocabulary(

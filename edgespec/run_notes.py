@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.cpu import allowed_cpus
 from edgespec.device_report import device_notes, use_of
+from edgespec.engine.decoder import off_note
 
 if TYPE_CHECKING:
     from edgespec.llm import LLM
@@ -35,4 +36,7 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
         notes.append("speculation off: the target's cache cannot be rewound")
     elif options.drafts and info.max_rows == 1:
         notes.append("speculation off: the target gives logits for one row a call")
+    failed = {kind: reason for kind, reason in llm.loaded.failed.items() if kind in options.drafts}
+    for kind, reason in failed.items():
+        notes.append(off_note(kind, reason, is_last=not llm.working_drafts and kind == [*failed][-1]))
     return notes

@@ -53,7 +53,9 @@ def drafter(kind: str, target: TableModel, **draft_options: Any) -> list[Drafter
 def draft_model(kind: str, target: TableModel, **options: Any) -> TableModel:
     """A table model at a chosen distance from `target`."""
     noise = {"same": 0.0, "noisy": 1.5, "wrong": 50.0}[kind]
-    base = dataclasses.asdict(dataclasses.replace(target.options, refuse_keep=False, inexact_rows=(), nan_at=()))
+    base = dataclasses.asdict(
+        dataclasses.replace(target.options, refuse_keep=False, inexact_rows=(), nan_at=(), fail_at=())
+    )
     return TableModel(target.info.n_vocab, **{"n_ctx": target.info.n_ctx, **base, "noise": noise, **options})
 
 
@@ -70,6 +72,7 @@ def run(
     controller: Controller | None = None,
     sample: int = 0,
     max_rounds: int | None = None,
+    strict: bool = False,
 ) -> Outcome:
     """Decode with the production loop, verifier, sampler, noise and scheduler."""
     info = target.info
@@ -84,6 +87,7 @@ def run(
         max_tokens=params.max_tokens,
         n_logprobs=params.logprobs,
         notes=outcome.stats.notes,
+        strict=strict,
     )
     controller = controller or create_controller("fixed", k)
     events = run_serial(decode(job, outcome.session, info, drafters, controller, exact))

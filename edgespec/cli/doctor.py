@@ -19,7 +19,7 @@ import click
 
 from edgespec import __version__, config
 from edgespec.cli.console import format_bytes, print_json
-from edgespec.cpu import CpuTopology, read_topology
+from edgespec.cpu import CpuTopology, missing_features, read_topology
 from edgespec.pairs import list_pairs
 
 __all__ = ["EXTRAS", "command", "examine"]
@@ -119,6 +119,7 @@ def _cpu(topology: CpuTopology) -> dict[str, Any]:
     return {
         "model": topology.model or platform.machine(),
         "features": sorted(topology.features),
+        "missing_features": missing_features(topology),
         "n_cores": os.cpu_count(),
         "allowed": [*topology.allowed],
         "fast": [*topology.fast],
@@ -171,14 +172,13 @@ def _problems(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _cpu_problems(cpu: Mapping[str, Any] | None) -> list[str]:
-    if cpu is None or not cpu["features"]:
+    missing = cpu["missing_features"] if cpu else []
+    if not missing:
         return []
-    found = []
-    if platform.machine() in {"x86_64", "AMD64"} and "avx2" not in cpu["features"]:
-        found.append("the CPU has no AVX2: int4 models will be slow")
-    if platform.machine() in {"aarch64", "arm64"} and "dotprod" not in cpu["features"]:
-        found.append("the CPU has no dot product instructions (dotprod): int4 models will be slow")
-    return found
+    return [
+        f"the CPU lists no {' and no '.join(missing)}: int4 models will be slow, and packages built for newer CPUs end "
+        "with signal 4 (SIGILL)"
+    ]
 
 
 def _space_problems(memory: Mapping[str, Any] | None, cache: Mapping[str, Any] | None) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from edgespec.engine.logprobs import row_logprobs
-from edgespec.errors import CacheError
+from edgespec.errors import BackendError, CacheError
 from edgespec.types import (
     FILLER,
     Committed,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from edgespec.sampling import Sampler
     from edgespec.verify import Verifier
 
-__all__ = ["PREFILL_ROWS", "Event", "Job", "decode"]
+__all__ = ["PREFILL_ROWS", "Answer", "Event", "Job", "decode", "off_note"]
 
 PREFILL_ROWS = 256
 
@@ -60,6 +60,8 @@ class Job:
     n_logprobs: int | None = None
     notes: list[str] = field(default_factory=list)  # what the user should know afterwards
     is_exact: bool = False  # set by `decode`: every call so far used exact rows
+    strict: bool = False  # a draft that fails is an error
+    failed: dict[str, str] = field(default_factory=dict)  # drafts that failed: source -> why
 
 
 @dataclass
@@ -131,6 +133,14 @@ class _Loop:
             self.can_rewind, self.exact, self.job.is_exact = False, None, False
             self.target.keep(0)
 
+    def drop(self, drafter: Drafter, error: BackendError) -> None:
+        """Go on without a drafter that failed; it is never asked again. Raises `error` where the job is strict."""
+        if self.job.strict:
+            raise error
+        self.drafters = [other for other in self.drafters if other is not drafter]
+        self.job.failed[drafter.source] = str(error)
+        self.job.notes.append(off_note(drafter.source, str(error), is_last=not self.drafters))
+
     def observe(self, start: int, tokens: list[int], rows: Rows, order: Sequence[int]) -> None:
         """Show the drafters the true features of committed positions; order: their rows of the call, ascending."""
         if not rows.hidden or not tokens:
@@ -139,7 +149,15 @@ class _Loop:
         wanted = slice(len(order)) if is_first else list(order)
         hidden = {tap: values[wanted] for tap, values in rows.hidden.items()}
         for drafter in self.drafters:
-            drafter.observe(start, tokens, hidden)
+            try:
+                drafter.observe(start, tokens, hidden)
+            except BackendError as error:
+                self.drop(drafter, error)
+
+
+def off_note(source: str, reason: str, *, is_last: bool) -> str:
+    """What the user is told of a draft that failed. is_last: no other draft is left."""
+    return f"{'speculation' if is_last else f'draft {source}'} off: {reason}"
 
 
 def decode(
@@ -200,7 +218,7 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
     proposal, propose_s = loop.filler(len(pending)), 0.0
     if drafter is not None:
         started = time.perf_counter()
-        drafted = cast(Proposal, (yield Propose(drafter, context, k)))
+        drafted = yield from _ask(loop, drafter, context, k)
         propose_s = time.perf_counter() - started
         proposal = drafted if len(drafted) else proposal
 
@@ -221,6 +239,15 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
     loop.observe(start, loop.committed[start:-1], rows, cached)
     loop.rewind(len(loop.committed) - 1, cached if parents else None)
     return Committed(tuple(emitted), record, reason)
+
+
+def _ask(loop: _Loop, drafter: Drafter, context: DraftContext, k: int) -> Generator[Event, Answer, Proposal]:
+    """The drafter's proposal; an empty one where it fails, which costs its speed and never the text."""
+    try:
+        return cast(Proposal, (yield Propose(drafter, context, k)))
+    except BackendError as error:
+        loop.drop(drafter, error)
+        return Proposal([], drafter.source)
 
 
 def _tree_parents(proposal: Proposal, n_pending: int) -> list[int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from edgespec.engine.decoder import Answer, Event
+from edgespec.errors import BackendError
 from edgespec.types import Committed, Forward, Proposal, Propose, Rows
 
 __all__ = ["answer", "run_serial"]
@@ -18,18 +19,25 @@ def answer(event: Forward | Propose) -> Rows | Proposal:
 
 
 def run_serial(events: Generator[Event, Answer, None]) -> Iterator[Committed]:
-    """Drive `events` to its end; closing this iterator closes the loop, which cancels the work."""
+    """Drive `events` to its end; closing this iterator closes the loop, which cancels the work.
+
+    What fails is thrown into the loop where it asked: a draft's failure it survives, a target's it passes on.
+    """
     reply: Answer = None
+    error: BackendError | None = None
     try:
         while True:
             try:
-                event = events.send(reply)
+                event = events.send(reply) if error is None else events.throw(error)
             except StopIteration:
                 return
+            reply = error = None
             if isinstance(event, Committed):
                 yield event
-                reply = None
-            else:
+                continue
+            try:
                 reply = answer(event)
+            except BackendError as caught:
+                error = caught
     finally:
         events.close()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from edgespec.backends.base import check_finite, check_forward, check_keep, check_path, is_chain
-from edgespec.errors import CacheError, ConfigError
+from edgespec.errors import BackendError, CacheError, ConfigError
 from edgespec.types import FloatArray, ModelInfo, Rows
 
 __all__ = ["ForwardCall", "KeepCall", "TableModel", "TableSession", "check_log"]
@@ -61,6 +61,7 @@ class TableOptions:
     refuse_keep: bool = False
     nan_at: Collection[int] = ()
     guard: bool = True
+    fail_at: Collection[int] = ()
     inexact_rows: Collection[int] = ()
     n_hidden: int = 8
     feature: Feature | None = None
@@ -79,6 +80,7 @@ class TableModel:
     window: only the last `window` tokens are visible, and only `window` + max_rewind are kept.
     max_rows: longer calls raise ConfigError. refuse_keep: every partial keep raises CacheError, undeclared in `info`.
     nan_at: absolute positions whose row is NaN; `guard` False returns them instead of raising NumericsError.
+    fail_at: absolute positions at which a pass raises BackendError, as a device that goes away does.
     inexact_rows: row counts of a call at which all rows differ by about 1e-3, as another kernel's would.
     feature: the taps' rows as a function of (whole prefix, tap); None draws `n_hidden` numbers from the last tokens.
     n_ids: token ids go up to it, None for n_vocab.
@@ -201,6 +203,8 @@ class TableSession:
         self._check_open()
         rows = check_forward(info, n_past, tokens, logits_rows, taps, self.model.options.n_ids)
         self._check_shape(tokens, parents)
+        if any(n_past + i in self.model.options.fail_at for i in range(len(tokens))):
+            raise BackendError(f"{info.name}: the device is gone after {n_past} tokens.")
         prefixes = self._prefixes(tokens, parents)
         logits = np.empty((len(rows), info.n_vocab), self.model.options.dtype)
         for i, row in enumerate(rows):

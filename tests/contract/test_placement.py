@@ -5,8 +5,6 @@ Graphs of three operators, one of which (Erf) the NPU does not take; with an ope
 
 from __future__ import annotations
 
-import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from spoiled import spoil
 
 from edgespec import LLM, SamplingParams
 from edgespec.backends import load_model
@@ -159,47 +158,12 @@ def test_devices_of_llamacpp_are_not_for_onnx_models() -> None:
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
-def break_rows(folder: Path, *, is_past_alone: bool = False) -> Path:
-    """A bundle whose graph turns its logits around in calls of several tokens (on a past alone, if so asked)."""
-    path = folder / "model.onnx"
-    model = onnx.load(path)
-    graph = model.graph
-    for node in graph.node:
-        node.output[:] = ["right" if name == "logits" else name for name in node.output]
-    numbers = {"one": 1, "axis": 0, "second": 1}
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(value, np.int64), name) for name, value in numbers.items()
-    )
-    graph.initializer.extend(
-        numpy_helper.from_array(np.array(v, np.float32), n) for n, v in {"same": 1, "bad": -1}.items()
-    )
-    graph.initializer.append(numpy_helper.from_array(np.array(5, np.int32), "few"))
-    graph.node.extend(
-        [
-            helper.make_node("Shape", ["input_ids"], ["ids.shape"]),
-            helper.make_node("Gather", ["ids.shape", "second"], ["n_rows"], axis=0),
-            helper.make_node("Greater", ["n_rows", "one"], ["is_several"]),
-            helper.make_node("Cast", ["n_rows"], ["n_rows.32"], to=TensorProto.INT32),
-            helper.make_node("Greater", ["total_sequence_length", "n_rows.32"], ["has_past"]),
-            helper.make_node("And", ["is_several", "has_past" if is_past_alone else "is_several"], ["is_bad"]),
-            helper.make_node("Where", ["is_bad", "bad", "same"], ["sign"]),
-            helper.make_node("Mul", ["right", "sign"], ["logits"]),
-        ]
-    )
-    onnx.save(model, path)
-    fields = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
-    data = path.read_bytes()
-    fields["files"]["model.onnx"].update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    (folder / "bundle.json").write_text(json.dumps(fields), encoding="utf-8")
-    return folder
-
-
 @needs_qnn
-@pytest.mark.parametrize("is_past_alone", [False, True])
-def test_a_device_that_gets_several_rows_wrong_is_asked_for_single_ones(tmp_path: Path, is_past_alone: bool) -> None:
+@pytest.mark.parametrize("how", ["rows", "rows-past"])
+def test_a_device_that_gets_several_rows_wrong_is_asked_for_single_ones(tmp_path: Path, how: str) -> None:
     """A driver gave wrong logits for several rows, and nothing but the text showed it."""
     plain = load_model(write_bundle(tmp_path / "plain"), threads=1)
-    broken = break_rows(write_bundle(tmp_path / "broken"), is_past_alone=is_past_alone)
+    broken = spoil(write_bundle(tmp_path / "broken"), how)
     on_cpu = load_model(broken, threads=1)  # the CPU is not suspected, so the fault shows
     assert on_cpu.info.max_rows is None
     first, tokens = [3], [5, 7, 9]
