@@ -49,7 +49,10 @@ MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class CpuTopology:
-    """Cores by number. `fast` are physical cores, one of each pair of hyper-threads; `quota` is in cores."""
+    """Cores by number. `fast` are physical cores, one of each pair of hyper-threads; `quota` is in cores.
+
+    lists_features: whether the system tells features at all, so that one that is not among them is missing.
+    """
 
     allowed: tuple[int, ...]
     fast: tuple[int, ...]
@@ -57,6 +60,7 @@ class CpuTopology:
     features: frozenset[str]
     model: str
     quota: float | None = None
+    lists_features: bool = True
 
     @property
     def threads(self) -> int:
@@ -89,7 +93,10 @@ def read_topology(root: Path = Path("/"), allowed: Collection[int] | None = None
     top = max(speeds.values(), default=0)
     fast = [cpu for cpu in cpus if speeds.get(cpu, top) >= slow_share * top]
     model, features = _cpuinfo(root / "proc/cpuinfo")
-    return CpuTopology(cpus, _one_per_core(cpu_root, fast), speeds, features, model, _quota(root))
+    known = features or frozenset()
+    return CpuTopology(
+        cpus, _one_per_core(cpu_root, fast), speeds, known, model, _quota(root), lists_features=features is not None
+    )
 
 
 def cpu_identity(topology: CpuTopology | None = None) -> str:
@@ -100,13 +107,13 @@ def cpu_identity(topology: CpuTopology | None = None) -> str:
 
 
 def missing_features(topology: CpuTopology, machine: str | None = None) -> list[str]:
-    """Features that this kind of processor mostly has and this one does not list; none where it lists nothing at all.
+    """Features that this kind of processor mostly has and this one lacks; none where the system does not tell.
 
     machine: as `platform.machine()` calls it, None for this one.
     """
     machine = machine or platform.machine()
     wanted = EXPECTED.get(MACHINES.get(machine, machine), ())
-    return [name for name in wanted if name not in topology.features] if topology.features else []
+    return [name for name in wanted if topology.lists_features and name not in topology.features]
 
 
 def _speeds(root: Path, cpus: Collection[int]) -> tuple[dict[int, int], float]:
@@ -127,14 +134,15 @@ def _one_per_core(root: Path, cpus: Collection[int]) -> tuple[int, ...]:
     return tuple(sorted(groups.values()))
 
 
-def _cpuinfo(path: Path) -> tuple[str, frozenset[str]]:
+def _cpuinfo(path: Path) -> tuple[str, frozenset[str] | None]:
+    """The model, and its features; None where the system does not list any."""
     text = _read(path) or ""
     models = re.findall(r"^(?:model name|Hardware)\s*:\s*(.*)$", text, re.MULTILINE)
     if not models:
         models = sorted(set(re.findall(r"^CPU part\s*:\s*(.*)$", text, re.MULTILINE)))
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    known = {FEATURES[flag] for flag in (flags[1].split() if flags else ()) if flag in FEATURES}
-    return (" ".join(dict.fromkeys(models)) or platform.processor()).strip(), frozenset(known)
+    known = None if flags is None else frozenset(FEATURES[flag] for flag in flags[1].split() if flag in FEATURES)
+    return (" ".join(dict.fromkeys(models)) or platform.processor()).strip(), known
 
 
 def _quota(root: Path) -> float | None:

@@ -38,7 +38,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "openvino": ("run on Intel CPUs, GPUs and NPUs", ("onnxruntime", "onnxruntime-ep-openvino")),
     "webgpu": ("run on a GPU through WebGPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
-    "bench": ("measure memory in the benchmarks", ("psutil",)),
+    "bench": ("measure memory in the benchmarks", ("psutil", "matplotlib")),
 }  # extra -> (what it is for, the packages it brings)
 CORE = ("numpy", "click", "rich", "jinja2", "tokenizers")
 

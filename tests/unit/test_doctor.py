@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch
     assert any("set EDGESPEC_HOME" in problem for problem in doctor.examine()["problems"])
 
 
-@pytest.mark.parametrize(("machine", "word"), [("x86_64", "AVX2"), ("aarch64", "dotprod")])
+@pytest.mark.parametrize(("machine", "word"), [("x86_64", "avx2"), ("aarch64", "dotprod")])
 def test_an_old_cpu_is_a_problem(monkeypatch: pytest.MonkeyPatch, machine: str, word: str) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     slow = CpuTopology((0, 1), (0,), {}, frozenset({"f16c"}), "old", quota=0.5)
