@@ -46,8 +46,15 @@ class Provider:
 
     @property
     def install(self) -> str:
-        """The command that brings it."""
-        return f"pip install 'edgespec[{self.extra}]'" if self.extra else f"pip install {self.package}"
+        """The command that brings it; empty where onnxruntime itself has it on the right system."""
+        if self.extra:
+            return f"pip install 'edgespec[{self.extra}]'"
+        return "" if self.package == "onnxruntime" else f"pip install {self.package}"
+
+    @property
+    def hint(self) -> str:
+        """How to get it, in one line."""
+        return f"{self.install} (it needs {self.needs})" if self.install else f"it needs {self.needs}"
 
     @property
     def pattern(self) -> str:
@@ -93,7 +100,7 @@ PROVIDERS: dict[str, Provider] = {
             "coreml",
             {"npu": "npu", "gpu": "gpu", "cpu": "cpu"},
             "CoreMLExecutionProvider",
-            needs="macOS; the onnxruntime package for macOS has it",
+            needs="macOS, where the onnxruntime package has it",
         ),
         Provider(
             "directml",
@@ -110,7 +117,7 @@ PROVIDERS: dict[str, Provider] = {
             plugin="onnxruntime_ep_openvino",
             package="onnxruntime-ep-openvino",
             extra="openvino",
-            needs="an Intel CPU, GPU or NPU; the older onnxruntime-openvino runs on other x86-64 CPUs too",
+            needs="an Intel CPU, GPU or NPU; onnxruntime-openvino, instead of onnxruntime, runs on other x86-64 CPUs too",
             has_index=True,
         ),
         Provider(
@@ -120,7 +127,7 @@ PROVIDERS: dict[str, Provider] = {
             plugin="onnxruntime_ep_webgpu",
             package="onnxruntime-ep-webgpu",
             extra="webgpu",
-            needs="a GPU with Vulkan, Metal or Direct3D 12",
+            needs="a GPU with Vulkan, Metal or Direct3D 12; onnxruntime-webgpu, instead of onnxruntime, has it too",
             has_index=True,
         ),
         Provider(
@@ -135,7 +142,7 @@ PROVIDERS: dict[str, Provider] = {
             "ggml",
             plugin="onnxruntime_ggml",
             package="onnxruntime-ggml",
-            needs="Linux, macOS or Windows; ONNX graphs on ggml",
+            needs="Linux, macOS or Windows; it runs ONNX graphs on ggml",
             lists_cpu=("gpu",),
         ),
         Provider(
@@ -145,7 +152,7 @@ PROVIDERS: dict[str, Provider] = {
             plugin="llama_cpp",
             package="llama-cpp-python",
             extra="llamacpp",
-            needs="GGUF files",
+            needs="models as GGUF files",
             has_index=True,
         ),
     )

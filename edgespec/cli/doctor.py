@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from edgespec import __version__, config
+from edgespec.backends.onnx.inventory import list_devices
 from edgespec.cli.console import format_bytes, print_json
 from edgespec.cpu import CpuTopology, missing_features, read_topology
 from edgespec.pairs import list_pairs
@@ -82,6 +83,7 @@ def examine(topology: CpuTopology | None = None) -> dict[str, Any]:
         "packages": packages,
         "extras": {name: _extra(name, packages) for name in EXTRAS},
         "providers": attempt("onnxruntime", _providers) if packages["onnxruntime"] else [],
+        "devices": attempt("the devices", list_devices),
         "cpu": attempt("the CPU", lambda: _cpu(topology or read_topology())),
         "memory": attempt("the memory", _memory),
         "cache": attempt("the cache folder", _cache),
@@ -213,11 +215,29 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         ("models", ", ".join(_model_text(model) for model in facts["models"] or []) or "none known"),
     ]
     lines = [f"{name:<11}{value}" for name, value in rows]
+    lines += ["", "devices here", *_device_lines(facts["devices"] or [])]
     lines += ["", "what to install for what"]
     for name, extra in facts["extras"].items():
         lines.append(f"  {name:<9}{extra['for']}: {extra['install'] or 'here'}")
     lines += ["", "problems" if facts["problems"] else "no problems found"]
     return lines + [f"  - {problem}" for problem in facts["problems"]]
+
+
+def _device_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is usable and what it can do; then a line for each provider that is missing or finds no hardware."""
+    lines = [f"  {row['name']:<14}{_abilities(row)}" for row in devices if row["usable"]]
+    hints: dict[str, list[str]] = {}
+    for row in devices:
+        if not row["usable"]:
+            hints.setdefault(row["hint"], []).append(row["name"])
+    lines += ["", "devices that are not"]
+    return lines + [f"  {', '.join(names)}: {hint}" for hint, names in hints.items()]
+
+
+def _abilities(row: Mapping[str, Any]) -> str:
+    can = ["any number of rows" if row["dynamic_shapes"] else f"fixed numbers of rows: {row['widths']}"]
+    can += [text for key, text in (("tree", "trees"), ("hidden", "hidden outputs")) if row[key]]
+    return ("emulated, not the real hardware; " if row["emulated"] else "") + ", ".join(can)
 
 
 def _model_text(model: Mapping[str, Any]) -> str:

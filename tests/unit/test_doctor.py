@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import tomllib
@@ -113,3 +114,39 @@ def test_extras_are_those_of_the_package() -> None:
         declared = {requirement.split(">=")[0] for requirement in project["optional-dependencies"][extra]}
         assert set(brings) == declared, extra
     assert set(project["optional-dependencies"]) - {"dev"} == set(doctor.EXTRAS)
+
+
+def test_devices_are_tried_out() -> None:
+    devices = {row["name"]: row for row in doctor.examine()["devices"]}
+    able = {"usable": True, "emulated": False, "dynamic_shapes": True, "tree": True, "hidden": True, "widths": "any"}
+    assert devices["cpu"].items() >= able.items()
+    absent = devices["directml"]
+    assert (absent["usable"], absent["hint"]) == (
+        False,
+        "pip install onnxruntime-directml (it needs Windows with a DirectX 12 GPU)",
+    )
+    assert {*devices} >= {"qnn:htp", "openvino:npu", "webgpu", "coreml:npu", "cuda", "llamacpp:cpu"}
+    lines = doctor._device_lines([*devices.values()])
+    assert "  cpu           any number of rows, trees, hidden outputs" in lines
+    assert any(line.startswith("  coreml:npu, coreml:gpu, coreml:cpu: it needs macOS") for line in lines)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs edgespec[qnn]")
+def test_the_npu_is_said_to_be_emulated_and_to_want_fixed_shapes() -> None:
+    row = next(row for row in doctor.examine()["devices"] if row["name"] == "qnn:htp")
+    assert (row["usable"], row["emulated"], row["dynamic_shapes"], row["tree"], row["hidden"]) == (
+        True, True, False, True, True,
+    )  # fmt: skip
+    (line,) = [line for line in doctor._device_lines([row]) if "qnn:htp" in line]
+    assert "emulated, not the real hardware; fixed numbers of rows" in line
+
+
+def test_a_library_that_crashes_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A vendor's library that ends the process used to end `doctor` with it."""
+    package = tmp_path / "onnxruntime_ep_webgpu"
+    package.mkdir()
+    (package / "__init__.py").write_text("import os\nos.kill(os.getpid(), 11)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (row,) = [row for row in doctor.examine()["devices"] if row["name"] == "webgpu"]
+    assert row["usable"] is False
+    assert row["hint"].startswith("trying onnxruntime-ep-webgpu was killed by signal 11 (SIGSEGV)")

@@ -67,7 +67,9 @@ def find_device(name: str | Device) -> Device:
     installed = [f"{candidate.name}: {error}" for candidate, error in reasons if isinstance(error, BackendError)]
     if installed:
         raise BackendError(f"device {device.name!r}: no installed provider finds one ({'; '.join(installed)})")
-    ways = ", ".join(f"{candidate.provider} ({candidate.row.install})" for candidate, _error in reasons)
+    ways = ", ".join(
+        f"{candidate.provider} ({candidate.row.install or candidate.row.needs})" for candidate, _ in reasons
+    )
     raise MissingDependencyError(f"device {device.name!r} needs a provider, and none is installed. Known: {ways}")
 
 
@@ -84,7 +86,7 @@ def locate(device: Device) -> Located:
             return Located(device)
         raise MissingDependencyError(
             f"device {device.name!r} needs {row.ep_name}, which onnxruntime {ort.__version__} does not have here: "
-            f"{row.install} ({row.needs})"
+            f"{row.hint}"
         )
     _register(row.name)
     listed = [found for found in ort.get_ep_devices() if found.ep_name == row.ep_name]

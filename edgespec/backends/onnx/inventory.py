@@ -1,0 +1,144 @@
+"""What each device of the table can do on this machine: tried out on tiny graphs, each provider in a child process.
+
+A vendor's library that crashes is a line of the report and not the end of it. Knows no models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from edgespec import config
+from edgespec.children import describe_exit
+from edgespec.devices import PROVIDERS, Device, Provider
+from edgespec.errors import EdgeSpecError
+
+__all__ = ["list_devices"]
+
+CHILD_TIMEOUT_S = 120
+WIDTHS_OPEN, WIDTHS_FIXED = "any", "those of the bundle (edgespec export --flavour npu --widths 1,4,8)"
+
+
+def list_devices() -> list[dict[str, Any]]:
+    """A row for each device of the table, as plain values.
+
+    name, kind, usable, emulated; of usable ones also dynamic_shapes, tree, hidden and widths; of the others a hint.
+    """
+    rows: list[dict[str, Any]] = []
+    for row in PROVIDERS.values():
+        devices = [
+            Device.parse(f"{row.name}:{word}")
+            for word in dict(zip(row.words.values(), row.words, strict=True)).values()
+        ]
+        rows += (
+            _of_installed(row, devices) if _is_installed(row) else [_missing(device, row.hint) for device in devices]
+        )
+    return rows
+
+
+def _is_installed(row: Provider) -> bool:
+    """Whether its package is here, without loading a plugin."""
+    if row.plugin is not None and util.find_spec(row.plugin) is not None:
+        return True
+    if row.runtime != "onnx" or util.find_spec("onnxruntime") is None:
+        return False
+    from edgespec.backends.onnx.providers import import_onnxruntime
+
+    with contextlib.suppress(Exception):  # a broken installation has nothing to offer
+        return row.ep_name in import_onnxruntime().get_available_providers()
+    return False
+
+
+def _missing(device: Device, hint: str) -> dict[str, Any]:
+    return {"name": device.name, "kind": device.kind, "usable": False, "hint": hint}
+
+
+def _of_installed(row: Provider, devices: list[Device]) -> list[dict[str, Any]]:
+    """Ask a child, so that a library that crashes or hangs costs one line."""
+    names = [device.name for device in devices]
+    command = [sys.executable, "-m", "edgespec.backends.onnx.inventory", *names]
+    try:
+        child = subprocess.run(
+            command,
+            env=config.child_environment(PYTHONPATH=os.pathsep.join(entry for entry in sys.path if entry)),
+            capture_output=True,
+            text=True,
+            timeout=CHILD_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [_missing(device, f"{row.package} did not answer within {CHILD_TIMEOUT_S} s") for device in devices]
+    lines = child.stdout.strip().splitlines()
+    with contextlib.suppress(ValueError, IndexError):
+        if child.returncode == 0:
+            return [
+                {**_missing(device, ""), **found} for device, found in zip(devices, json.loads(lines[-1]), strict=True)
+            ]
+    cause = describe_exit(f"trying {row.package}", child.returncode)
+    return [_missing(device, cause) for device in devices]
+
+
+# --- in the child -----------------------------------------------------------------------------------------------------
+
+
+def _try(device: Device) -> dict[str, Any]:
+    """What `device` can do; `usable` False and a hint where it cannot be used."""
+    if device.runtime == "llamacpp":
+        return _try_llamacpp(device)
+    from edgespec.backends.onnx.providers import locate
+
+    try:
+        located = locate(device)
+        takes = {what: _takes(device, what) for what in ("fixed", "open", "hidden", "tree")}
+    except EdgeSpecError as error:
+        return {"usable": False, "hint": str(error)}
+    if not takes["fixed"]:
+        return {"usable": False, "hint": f"{device.row.package} takes no operator of a simple graph here"}
+    return {
+        "usable": True,
+        "emulated": located.is_emulated,
+        "dynamic_shapes": takes["open"],
+        "tree": takes["tree"] or not takes["open"],  # with fixed shapes the host makes positions and mask
+        "hidden": takes["hidden"],
+        "widths": WIDTHS_OPEN if takes["open"] else WIDTHS_FIXED,
+    }
+
+
+def _takes(device: Device, what: str) -> bool:
+    """Whether the device runs every node of a trial graph."""
+    from edgespec.backends.onnx.devices import create_runtime, placement
+    from edgespec.backends.onnx.trial_graphs import TRIALS
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{what}.onnx"
+        path.write_bytes(TRIALS[what]())
+        return placement(create_runtime(path, device, 1), device).n_fallen == 0
+
+
+def _try_llamacpp(device: Device) -> dict[str, Any]:
+    """llama.cpp runs GGUF files on the CPU, and on what else it was built for."""
+    try:
+        import llama_cpp
+
+        has_gpu = bool(llama_cpp.llama_supports_gpu_offload())
+    except Exception as error:  # broken builds raise anything
+        return {"usable": False, "hint": f"llama_cpp does not load: {type(error).__name__}: {str(error)[:200]}"}
+    if device.kind != "cpu" and not has_gpu:
+        return {
+            "usable": False,
+            "hint": f"this llama-cpp-python is built for the CPU alone: build it for your {device.kind}",
+        }
+    found: Mapping[str, Any] = {"dynamic_shapes": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
+    return {"usable": True, "emulated": False, **found}
+
+
+if __name__ == "__main__":
+    print(json.dumps([_try(Device.parse(name)) for name in sys.argv[1:]]))
