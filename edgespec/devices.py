@@ -117,7 +117,7 @@ PROVIDERS: dict[str, Provider] = {
             plugin="onnxruntime_ep_openvino",
             package="onnxruntime-ep-openvino",
             extra="openvino",
-            needs="an Intel CPU, GPU or NPU; onnxruntime-openvino, instead of onnxruntime, runs on other x86-64 CPUs too",
+            needs="an Intel CPU, GPU or NPU; onnxruntime-openvino, in place of onnxruntime, takes any x86-64",
             has_index=True,
         ),
         Provider(

@@ -1,4 +1,4 @@
-"""The graphs that doctor tries devices with are right: written without the onnx package, judged by it and by running."""
+"""The graphs that doctor tries devices with, written without the onnx package: judged by it and by running them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_attention_obeys_its_bias(tmp_path: Path) -> None:
     bias[0, 0, 1, 1] = np.finfo(np.float32).min
     feeds = {
         "q": q, "k": k, "v": v, "past_key": past[0], "past_value": past[1], "seqlens": np.array([2], np.int32),
-        "total": np.array(3, np.int32), "cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32),
+        "total": np.array(3, np.int32), "cos": np.float32(np.cos(angles)), "sin": np.float32(np.sin(angles)),
         "positions": np.array([[1, 1]], np.int64), "bias": bias,
     }  # fmt: skip
     session = runtime("tree", tmp_path)
