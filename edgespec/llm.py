@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
 from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
-from edgespec.engine.controller import create_controller
+from edgespec.engine.adaptive import Learned
+from edgespec.engine.controller import Controller, create_controller
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
@@ -119,6 +120,7 @@ class LLM:
                 "so use fewer, or exact=False (--fast)"
             )
         self._idle: list[_Slot] = []
+        self.learned = Learned()  # by the adaptive controller, over all requests
 
     @property
     def working_drafts(self) -> tuple[str, ...]:
@@ -269,14 +271,14 @@ class LLM:
             devices=devices_json(use_of(info), self.draft_uses),
         )
         job.notes += run_notes(self, len(ids), params.max_tokens)
-        controller = create_controller(self.options.controller, self.most_drafted, self.options.min_speculative_tokens)
-        if not slot.drafters:
-            controller.max_k = 0
+        controller = self._controller(slot.drafters)
         events = run_serial(decode(job, slot.session, info, slot.drafters, controller, self.exact))
         run = Run(self.tokenizer, job, stop, stats, started, sample)
         healthy = False
         try:
             for committed in events:
+                if committed.finish_reason:
+                    stats.controller = controller.summary()
                 yield run.delta(committed)
             healthy = True
         except GeneratorExit:
@@ -286,6 +288,14 @@ class LLM:
             events.close()  # type: ignore[attr-defined]
             self.loaded.failed.update(job.failed)
             self._give_back(slot, ids + run.token_ids, healthy)
+
+    def _controller(self, drafters: Sequence[Drafter]) -> Controller:
+        options = self.options
+        state = {"memory": self.learned, "exact": self.exact} if options.controller == "adaptive" else {}
+        controller = create_controller(options.controller, self.most_drafted, options.min_speculative_tokens, **state)
+        if not drafters:
+            controller.max_k = 0
+        return controller
 
     def _stop_rule(self, params: SamplingParams) -> TokenStop | TextStream:
         from edgespec.text.tokenizer_files import check_text

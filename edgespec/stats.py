@@ -37,6 +37,7 @@ class RunStats:
     records: list[RoundRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     devices: dict[str, Any] = field(default_factory=dict)  # what `edgespec.device_report.devices_json` makes
+    controller: dict[str, Any] = field(default_factory=dict)  # what an adaptive one chose, and why it drafted nothing
 
     def add(self, record: RoundRecord) -> None:
         self.records.append(record)
@@ -131,5 +132,6 @@ class RunStats:
             "tok_s": self.decode_tok_s,
             "host_ms_per_round": self.host_ms_per_round,
             "devices": self.devices,
+            "controller": self.controller,
             "notes": list(self.notes),
         }

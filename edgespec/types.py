@@ -193,13 +193,20 @@ class DraftContext(NamedTuple):
     noise: Noise
     verifier: Verifier
     round: int
+    min_survival: float = 0.0  # a chain ends after the token whose joint confidence is below it; 0: never
 
 
 class Offer(NamedTuple):
-    """What a drafter could do this round: at most `max_k` tokens; `acceptance` is its own guess or None."""
+    """What a drafter could do this round: at most `max_k` tokens; `acceptance` is its own guess or None.
+
+    bucket: proposals of one bucket are alike (n-gram matches of about one length). passes: runs of a model that a
+    proposal takes, however long it is; None: one for every token.
+    """
 
     max_k: int
     acceptance: float | None = None
+    bucket: int = 0
+    passes: int | None = None
 
 
 class Drafter(Protocol):
@@ -265,6 +272,7 @@ class RoundRecord:
     host_s: float = 0.0
     propose_s: float = 0.0
     logprobs: list[Any] | None = None
+    scores: list[float] | None = None  # of the drafted tokens, where the controller asked for them
 
 
 class Committed(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.errors import ConfigError
 from edgespec.types import Drafter, Model, Session
 
-__all__ = ["DRAFTERS", "DraftSetup", "EarlyStop", "TreePlan", "create_drafter", "register_drafter"]
+__all__ = ["DRAFTERS", "ChainStop", "DraftSetup", "EarlyStop", "TreePlan", "create_drafter", "register_drafter"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,28 @@ class EarlyStop:
     p_min: float = 0.0
     multiple: int = 1
 
+    def chain(self, min_survival: float = 0.0) -> ChainStop:
+        """The rule for one proposal. min_survival: it also ends where the joint confidence falls below this."""
+        return ChainStop(self, min_survival)
+
+
+class ChainStop:
+    """Judges one chain while it grows. Only tokens that are in the chain count, so any verifier stays fair."""
+
+    def __init__(self, stop: EarlyStop, min_survival: float) -> None:
+        self._stop = stop
+        self._min_survival = min_survival
+        self._survival = 1.0  # chance that all tokens so far are accepted, as far as the draft can tell
+
     @property
     def wants_confidence(self) -> bool:
-        return self.p_min > 0.0
+        return self._stop.p_min > 0.0 or self._min_survival > 0.0
 
     def after(self, confidence: float, n_drafted: int) -> bool:
-        """Whether the chain ends at `n_drafted` tokens, the last of which has this confidence."""
-        return confidence < self.p_min and (n_drafted + 1) % self.multiple == 0
+        """Whether the chain ends at `n_drafted` tokens, the last of which has this confidence. Called once a token."""
+        self._survival *= confidence
+        is_doubtful = confidence < self._stop.p_min or self._survival < self._min_survival
+        return is_doubtful and (n_drafted + 1) % self._stop.multiple == 0
 
 
 @dataclass(frozen=True)

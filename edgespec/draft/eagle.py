@@ -95,22 +95,24 @@ class EagleDrafter:
     def _chain(self, context: DraftContext, k: int, rows: Rows, run_s: float) -> Proposal:
         drafted: list[int] = []
         dists: list[Candidates | None] = []
-        history = list(context.tokens)
+        scores: list[float] = []
+        history, stop = list(context.tokens), self.stop.chain(context.min_survival)
         while True:
             choice = choose_chain(
-                context, self.vocabulary, rows.logits[-1], history, wants_confidence=self.stop.wants_confidence
+                context, self.vocabulary, rows.logits[-1], history, wants_confidence=stop.wants_confidence
             )
             if choice is None:
                 break
             drafted.append(choice.token)
             dists.append(choice.dist)
+            scores.append(choice.confidence)
             history.append(choice.token)
-            if len(drafted) == k or self.stop.after(choice.confidence, len(drafted)):
+            if len(drafted) == k or stop.after(choice.confidence, len(drafted)):
                 break
             own = rows.hidden[OWN][-1:]  # a view: the session reads its features before it writes new ones
             rows = self.session.forward([choice.token], logits_rows=(0,), taps=(OWN,), features=own)
             run_s += rows.run_s
-        return Proposal(drafted, self.source, dists=dists, run_s=run_s)
+        return Proposal(drafted, self.source, None, dists, scores if context.min_survival else None, run_s)
 
     def _grow(self, context: DraftContext, k: int, plan: TreePlan, rows: Rows, run_s: float) -> Proposal:
         """Level by level: the most promising nodes get children, until no child could be among the best k."""

@@ -55,24 +55,24 @@ class EarlyExitDrafter:
         self.vocabulary.update(context.tokens)
         drafted: list[int] = []
         dists: list[Candidates | None] = []
-        history = list(context.tokens)
+        scores: list[float] = []
+        history, stop = list(context.tokens), self.stop.chain(context.min_survival)
         rows, run_s = context.tokens[self.session.n_past :], 0.0
         while True:
             hidden, exit_s = self.session.exit_rows(rows)
             logits = self._logits(hidden)
             run_s += exit_s + self.head.run_s
-            choice = choose_chain(
-                context, self.vocabulary, logits, history, wants_confidence=self.stop.wants_confidence
-            )
+            choice = choose_chain(context, self.vocabulary, logits, history, wants_confidence=stop.wants_confidence)
             if choice is None:
                 break
             drafted.append(choice.token)
             dists.append(choice.dist)
+            scores.append(choice.confidence)
             history.append(choice.token)
-            if len(drafted) == k or self.stop.after(choice.confidence, len(drafted)):
+            if len(drafted) == k or stop.after(choice.confidence, len(drafted)):
                 break
             rows = [choice.token]
-        return Proposal(drafted, self.source, dists=dists, run_s=run_s)
+        return Proposal(drafted, self.source, None, dists, scores if context.min_survival else None, run_s)
 
     def _logits(self, hidden: FloatArray) -> FloatArray:
         """The exit's logits after the last row."""

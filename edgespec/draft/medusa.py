@@ -66,7 +66,7 @@ class MedusaDrafter:
         self._track.learn(context.tokens)
         if not self._is_ready(context.tokens):
             return Offer(max_k=0)
-        return Offer(self.n_heads if self.tree is None else self.tree.rows, self._track.rate())
+        return Offer(self.n_heads if self.tree is None else self.tree.rows, self._track.rate(), passes=1)
 
     def _is_ready(self, tokens: list[int]) -> bool:
         return 0 <= self._position == len(tokens) - 2
@@ -89,16 +89,19 @@ class MedusaDrafter:
     def _chain(self, context: DraftContext, logits: FloatArray, k: int) -> Proposal:
         tokens: list[int] = []
         dists: list[Candidates | None] = []
+        scores: list[float] = []
+        stop = self.stop.chain(context.min_survival)
         for row in logits[: min(k, self.n_heads)]:
             history = [*context.tokens, *tokens]
-            choice = choose_chain(context, self.vocabulary, row, history, wants_confidence=self.stop.wants_confidence)
+            choice = choose_chain(context, self.vocabulary, row, history, wants_confidence=stop.wants_confidence)
             if choice is None:
                 break
             tokens.append(choice.token)
             dists.append(choice.dist)
-            if self.stop.after(choice.confidence, len(tokens)):
+            scores.append(choice.confidence)
+            if stop.after(choice.confidence, len(tokens)):
                 break
-        return Proposal(tokens, self.source, dists=dists, run_s=self.head.run_s)
+        return Proposal(tokens, self.source, None, dists, scores if context.min_survival else None, self.head.run_s)
 
     def _tree(self, context: DraftContext, logits: FloatArray, paths: list[tuple[int, ...]]) -> Proposal:
         """Each path of ranks as a node; a head ranks its tokens once, after the first choices of the heads before."""

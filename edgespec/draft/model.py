@@ -82,10 +82,11 @@ class ModelDrafter:
             return Proposal([], self.source, run_s=run_s)
         chain, chain_s = self._continue(context, history, first, k)
         dists: list[Candidates | None] = [choice.dist for choice in chain]
-        return Proposal([choice.token for choice in chain], self.source, dists=dists, run_s=run_s + chain_s)
+        scores = [choice.confidence for choice in chain] if context.min_survival else None
+        return Proposal([choice.token for choice in chain], self.source, None, dists, scores, run_s + chain_s)
 
     def _choose(self, context: DraftContext, logits: FloatArray, history: list[int], index: int = 0) -> Choice | None:
-        wants = self.stop.wants_confidence
+        wants = self.stop.chain(context.min_survival).wants_confidence
         return choose_chain(context, self.vocabulary, logits, history, index=index, wants_confidence=wants)
 
     def _continue(
@@ -96,7 +97,8 @@ class ModelDrafter:
         node: the place of `first` in a tree, which tells its draws from those of other branches; None for a chain.
         """
         history, chain, run_s = list(history), [first], 0.0
-        while len(chain) < n and not self.stop.after(chain[-1].confidence, len(chain)):
+        stop = self.stop.chain(context.min_survival)
+        while len(chain) < n and not stop.after(chain[-1].confidence, len(chain)):
             token = chain[-1].token
             history.append(token)
             rows = self.session.forward([token], logits_rows=(0,))

@@ -110,7 +110,7 @@ class NgramDrafter:
         bucket, n_tokens = _bucket(self._index.match_length), len(context.tokens)
         guess = Proposal(self._continuation(self._index.match_end, JUDGED_TOKENS), self.source)
         self._track.ask(guess, n_tokens, bucket)  # judged also where another drafter gets the round
-        return Offer(n_tokens, self._track.rate(bucket))
+        return Offer(n_tokens, self._track.rate(bucket), bucket, passes=0)
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         self.offer(context)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.types import FILLER, DraftContext, Drafter, RoundRecord
@@ -30,9 +31,15 @@ class Controller:
         self.k = k
         self.min_k = min_k
         self.max_k = k
+        self.min_survival = 0.0  # of this round: a chain ends after a token that makes it less likely than this
 
-    def choose(self, drafters: Sequence[Drafter], context: DraftContext, room: int) -> tuple[Drafter | None, int]:
-        """(drafter, k) for this round, min_k to `room` tokens; (None, 0) for a plain step."""
+    def choose(
+        self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
+    ) -> tuple[Drafter | None, int]:
+        """(drafter, k) for this round, min_k to `room` tokens; (None, 0) for a plain step.
+
+        n_pending: committed tokens that the call runs before the drafted ones; more than 1 after a prompt.
+        """
         lowest = max(1, self.min_k)
         if min(self.k, room) < lowest:
             return None, 0
@@ -55,6 +62,10 @@ class Controller:
 
     def learn(self, rate: float) -> None:
         """Take in the acceptance rate of one round."""
+
+    def summary(self) -> dict[str, Any]:
+        """What was decided and why, as plain data for the run report; empty where there is nothing to say."""
+        return {}
 
 
 class MultiplicativeController(Controller):
@@ -98,13 +109,20 @@ class WindowController(Controller):
         self.k = min(max(self.k + step, 1, self.min_k), self.max_k)
 
 
-CONTROLLERS: dict[str, type[Controller]] = {
-    kind.name: kind for kind in (Controller, MultiplicativeController, WindowController)
+# "adaptive" is made by `edgespec.llm` from what earlier requests taught (`edgespec.engine.adaptive`).
+CONTROLLERS: dict[str, type[Controller] | None] = {
+    **{kind.name: kind for kind in (Controller, MultiplicativeController, WindowController)},
+    "adaptive": None,
 }
 
 
-def create_controller(name: str, k: int, min_k: int = 0) -> Controller:
-    """Raises ConfigError for an unknown name."""
+def create_controller(name: str, k: int, min_k: int = 0, **state: Any) -> Controller:
+    """state: further arguments of the adaptive controller. Raises ConfigError for an unknown name."""
     if name not in CONTROLLERS:
         raise ConfigError(f"unknown controller {name!r}: use one of {', '.join(CONTROLLERS)}")
-    return CONTROLLERS[name](k, min_k)
+    kind = CONTROLLERS[name]
+    if kind is None:
+        from edgespec.engine.adaptive import AdaptiveController
+
+        return AdaptiveController(k, min_k, **state)
+    return kind(k, min_k)

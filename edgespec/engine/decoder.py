@@ -214,7 +214,8 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
     job, start = loop.job, loop.target.n_past
     pending = loop.pending()
     context = DraftContext(loop.committed, job.sampler, job.noise, job.verifier, index)
-    drafter, k = loop.controller.choose(loop.drafters, context, loop.room(len(pending)))
+    drafter, k = loop.controller.choose(loop.drafters, context, loop.room(len(pending)), len(pending))
+    context = context._replace(min_survival=loop.controller.min_survival)
     proposal, propose_s = loop.filler(len(pending)), 0.0
     if drafter is not None:
         started = time.perf_counter()
@@ -286,6 +287,7 @@ def _record(index: int, k: int, proposal: Proposal, verdict: Verdict, n_emitted:
         cut=cut,
         n_rows=n_rows,
         kind=verdict.kind,
+        scores=proposal.scores,
     )
 
 

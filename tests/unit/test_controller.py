@@ -67,5 +67,5 @@ def test_fixed_never_moves_and_plain_rounds_teach_nothing() -> None:
 
 
 def test_unknown_controllers_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"'magic'.*fixed, multiplicative, window"):
+    with pytest.raises(ConfigError, match=r"'magic'.*fixed, multiplicative, window, adaptive"):
         create_controller("magic", 3)

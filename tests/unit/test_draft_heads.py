@@ -242,8 +242,8 @@ def test_the_block_rule_refuses_a_tree() -> None:
 
 def test_a_chain_ends_early_only_where_the_call_is_full() -> None:
     """An unsure draft used to stop at two tokens, and exact rows then ran four rows for the price of three drafts."""
-    stop = EarlyStop(0.5, multiple=2)
+    stop = EarlyStop(0.5, multiple=2).chain()
     assert [stop.after(0.1, n) for n in (1, 2, 3, 4)] == [True, False, True, False]
     assert not stop.after(0.5, 1)
-    assert [EarlyStop(0.5).after(0.1, n) for n in (1, 2)] == [True, True]
-    assert not EarlyStop().wants_confidence
+    assert [EarlyStop(0.5).chain().after(0.1, n) for n in (1, 2)] == [True, True]
+    assert not EarlyStop().chain().wants_confidence

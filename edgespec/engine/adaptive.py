@@ -1,0 +1,328 @@
+"""The controller that weighs: each round the (source, k) with the most expected tokens a second, k = 0 included.
+
+Expected tokens come from acceptance by source, match length and position (`acceptance.py`), seconds from what calls
+cost here (`costs.py`), and what may be lost by trying from an account (`ledger.py`). Renewal reward: the best long-run
+rate is that of the round with the best ratio (Leviathan 2211.17192, generalised to a measured V(n)). What was learnt
+outlives requests and never reaches the text: under the coupled rule it does not depend on k.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from edgespec.engine.acceptance import FADE_REQUEST, FADE_ROUND, Acceptance, Calibration
+from edgespec.engine.controller import Controller
+from edgespec.engine.costs import CostTable
+from edgespec.engine.ledger import Ledger
+from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, RoundRecord
+
+__all__ = ["AdaptiveController", "Learned"]
+
+MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
+GUESS_PRIOR = 0.25  # of the free guess in a row that exact mode runs anyway
+FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
+AMORTISED = 64  # tokens over which catching up is expected to pay
+FADE_EVERY = 16  # rounds
+POWER_EVERY = 256  # rounds between two looks at battery and heat
+MOST_OVERRUN = 4.0  # a proposal that took longer than this many times the usual is booked as that
+
+Key = tuple[str, int]  # source and bucket
+
+
+@dataclass
+class _Rest:
+    """How long a source that does not pay sits out before it is tried again: twice as long each time.
+
+    left: rounds, None while it is not sitting out.
+    """
+
+    left: int | None = None
+    wait: int = FIRST_REST
+
+    def begin(self) -> None:
+        self.left, self.wait = self.wait, min(2 * self.wait, LONGEST_REST)
+
+
+@dataclass
+class Learned:
+    """What outlives a request: costs, acceptance, the account, and who is sitting out."""
+
+    costs: CostTable = field(default_factory=CostTable)
+    ledger: Ledger = field(default_factory=Ledger)
+    acceptance: dict[Key, Acceptance] = field(default_factory=dict)
+    guess: Acceptance = field(default_factory=Acceptance)
+    calibration: dict[str, Calibration] = field(default_factory=dict)
+    known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
+    rest: dict[Key, _Rest] = field(default_factory=dict)
+    rounds: int = 0
+
+    def begin_request(self) -> None:
+        """Another text: old evidence counts less, and whoever sits out may be tried again."""
+        for entry in self.acceptance.values():
+            entry.fade(FADE_REQUEST)
+        for rest in self.rest.values():
+            rest.left = None
+
+
+class _Plain(NamedTuple):
+    """A step without a proposal: seconds, and tokens that it is expected to give (free guesses included)."""
+
+    seconds: float
+    tokens: float
+
+    @property
+    def token_s(self) -> float:
+        return self.seconds / self.tokens
+
+
+class _Bid(NamedTuple):
+    """One thing that a round could do. n_rows: beyond those of a plain step. passes: runs of the draft's model."""
+
+    drafter: Drafter
+    key: Key
+    k: int
+    tokens: float
+    seconds: float
+    at_risk_s: float  # beyond a plain step, if nothing is accepted; what catching up costs is apart
+    catch_up_s: float
+    n_missed: int
+    n_rows: int
+    passes: int
+    next_chance: float
+    is_proven: bool
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class AdaptiveController(Controller):
+    """At most `k` tokens a round, from whichever source promises most, or none where none pays.
+
+    memory: what earlier requests taught; a new one where None. exact: the row counts that calls are padded to.
+    most_k: asked now and then for a limit on k that battery or heat set, and the reason; None for no limit.
+    """
+
+    name = "adaptive"
+
+    def __init__(
+        self,
+        k: int,
+        min_k: int = 0,
+        memory: Learned | None = None,
+        exact: ExactRows | None = None,
+        most_k: Callable[[], tuple[int, str] | None] | None = None,
+    ) -> None:
+        super().__init__(k, min_k)
+        self.memory = memory or Learned()
+        self.exact = exact
+        self.most_k = most_k
+        self._limit: tuple[int, str] | None = None
+        self._bid: _Bid | None = None
+        self._plain: _Plain | None = None
+        self._n_tokens = 0
+        self._fed: dict[str, int] = {}  # source -> committed tokens when it last proposed
+        self._chosen: Counter[tuple[str, int]] = Counter()
+        self._off: dict[str, dict[str, Any]] = {}
+
+    # --- before a round ---------------------------------------------------------------------------------------------
+
+    def choose(
+        self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
+    ) -> tuple[Drafter | None, int]:
+        self._begin(context)
+        offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # always: some judge themselves by it
+        if not drafters:
+            return None, 0
+        if n_pending > 1:
+            return self._none("prompt", "the prompt's last rows come first")
+        seconds = self.memory.costs.target_s(self._width(1), self._n_tokens)
+        if seconds is None:
+            return self._none("measuring", "the cost of a plain step is not known yet")
+        guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
+        self._plain = plain = _Plain(seconds + self.memory.costs.host_s, 1.0 + guess)
+        bids = [bid for drafter, offer in offers for bid in self._bids(drafter, offer, room, plain)]
+        if not bids:
+            return self._none(*self._why_no_bids(offers, room))
+        chosen = self._best(bids, plain) or self._probe(bids, plain)
+        if chosen is None:
+            return self._none(*self._why_none(bids, plain))
+        self._bid = chosen
+        self._set_stop(context, chosen, plain)
+        self._chosen[chosen.key[0], chosen.k] += 1
+        return chosen.drafter, chosen.k
+
+    def _begin(self, context: DraftContext) -> None:
+        self._bid, self._plain, self.min_survival = None, None, 0.0
+        self._n_tokens = len(context.tokens)
+        if context.round == 0:
+            self.memory.begin_request()
+        if self.most_k is not None and context.round % POWER_EVERY == 0:
+            self._limit = self.most_k()
+
+    def _width(self, n_rows: int) -> int:
+        return self.exact.width(n_rows) if self.exact else n_rows
+
+    def _bids(self, drafter: Drafter, offer: Offer, room: int, plain: _Plain) -> list[_Bid]:
+        """Lengths up to known ground and one beyond; a source that costs nothing fills the rows that run anyway."""
+        key = (drafter.source, offer.bucket)
+        memory, source = self.memory, drafter.source
+        top = min(self.k, room, offer.max_k, self._limit[0] if self._limit else self.k)
+        reach = max(memory.known_k.get(source, 0) + 1, self.min_k)
+        if offer.passes == 0:
+            reach = self._width(1 + reach) - 1
+        evidence = memory.acceptance.setdefault(key, Acceptance())
+        prior = MODEL_PRIOR if offer.acceptance is None else offer.acceptance
+        chances = evidence.chances(max(0, min(top, reach)), prior)
+        n_missed = self._n_tokens - self._fed.get(source, 0)
+        catch_up_s = memory.costs.catch_up_s(source, n_missed) if n_missed > self.k + 1 else 0.0
+        base_s = memory.costs.target_s(self._width(1), self._n_tokens) or 0.0
+        bids, survival, tokens = [], 1.0, 1.0
+        for k, chance in enumerate(chances, 1):
+            survival *= chance
+            tokens += survival
+            if k < self.min_k:
+                continue
+            rows = self._width(1 + k)
+            call_s = memory.costs.target_s(rows, self._n_tokens) or 0.0
+            draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
+            seconds = call_s + memory.costs.host_s + draft_s + catch_up_s / max(1, min(AMORTISED, room))
+            at_risk_s = max(0.0, call_s - base_s) + draft_s + (plain.tokens - 1.0) * plain.token_s
+            passes = k if offer.passes is None else offer.passes
+            bids.append(_Bid(drafter, key, k, tokens, seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1),
+                             passes, chance, evidence.evidence >= 1.0))  # fmt: skip
+        return bids
+
+    def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
+        """The bid with the best rate, if it beats a plain step and the account can pay for its failure."""
+        for bid in sorted(bids, key=lambda bid: -bid.rate):
+            if bid.rate * plain.token_s <= 1.0:
+                break
+            if self._affords(bid, plain):
+                self._rest(bid).left = None
+                return bid
+        return None
+
+    def _probe(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
+        """The shortest try of a source that does not pay, when it has sat out long enough."""
+        shortest: dict[Key, _Bid] = {}
+        for bid in bids:
+            shortest.setdefault(bid.key, bid)
+        chosen = None
+        for bid in sorted(shortest.values(), key=lambda bid: -bid.rate):
+            rest = self._rest(bid)
+            if rest.left is None:
+                rest.begin()
+            elif rest.left > 0:
+                rest.left -= 1
+            elif chosen is None and self._affords(bid, plain):
+                rest.begin()
+                chosen = bid
+        return chosen
+
+    def _rest(self, bid: _Bid) -> _Rest:
+        return self.memory.rest.setdefault(bid.key, _Rest())
+
+    def _affords(self, bid: _Bid, plain: _Plain) -> bool:
+        """Catching up is free once for a source nobody has tried, and for one that has shown itself worth it."""
+        catch_up_s = bid.catch_up_s if self._pays_catch_up(bid, plain) else 0.0
+        return self.memory.ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, bid.n_rows + bid.passes)
+
+    def _pays_catch_up(self, bid: _Bid, plain: _Plain) -> bool:
+        return bid.is_proven and bid.rate * plain.token_s <= 1.0
+
+    def _set_stop(self, context: DraftContext, bid: _Bid, plain: _Plain) -> None:
+        """Let the chain end where the next token is not worth its step: survival * chance < rate * (draft + row).
+
+        A draft's own probability is the chance of acceptance at T = 0 alone.
+        """
+        if bid.k < 2 or context.sampler.params.temperature != 0.0:
+            return
+        step_s = (bid.at_risk_s - (plain.tokens - 1.0) * plain.token_s) / bid.k
+        rate = max(bid.rate, 1.0 / plain.token_s)
+        survival = min(rate * step_s / max(bid.next_chance, 1e-3), 0.9)
+        self.min_survival = self.memory.calibration.setdefault(bid.key[0], Calibration()).limit(survival)
+
+    # --- after a round ----------------------------------------------------------------------------------------------
+
+    def update(self, record: RoundRecord) -> None:
+        memory, bid = self.memory, self._bid
+        memory.rounds += 1
+        if memory.rounds % FADE_EVERY == 0:
+            for entry in memory.acceptance.values():
+                entry.fade(FADE_ROUND**FADE_EVERY)
+        if record.index > 0 and self._plain is not None:
+            memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
+            memory.costs.learn_host(record.host_s - max(0.0, record.propose_s - record.draft_s))
+        elif record.index > 0 and not record.asked_k and record.n_rows == self._width(1):
+            memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
+        if bid is None or self._plain is None:
+            memory.ledger.settle(record.emitted)
+            if record.source == FILLER:
+                memory.guess.learn(1, min(1, record.accepted))
+            return
+        self._settle(record, bid, self._plain)
+
+    def _settle(self, record: RoundRecord, bid: _Bid, plain: _Plain) -> None:
+        """Learn from a round that drafted, and book what it gained or lost."""
+        memory, (source, _) = self.memory, bid.key
+        is_own = record.source == source
+        drafted, accepted = (record.drafted, record.accepted) if is_own else (0, 0)
+        draft_s = max(record.draft_s, record.propose_s)  # a test's clock may be slower than the real one
+        usual_s = memory.costs.draft_s(source, bid.k, None, plain.seconds)
+        if bid.n_missed > self.k + 1:
+            memory.costs.learn_catch_up(source, bid.n_missed, draft_s - usual_s)
+            if not self._pays_catch_up(bid, plain):
+                draft_s = min(draft_s, usual_s)
+        elif not record.cut:
+            memory.costs.learn_draft(source, max(drafted, 1), draft_s)
+        self._fed[source] = self._n_tokens
+        if is_own:
+            memory.acceptance[bid.key].learn(drafted, accepted)
+            memory.known_k[source] = max(memory.known_k.get(source, 0), min(drafted, accepted + 1))
+        if is_own and record.scores and not record.cut:
+            memory.calibration[source].learn(record.scores, accepted)
+        if accepted and bid.rate * plain.token_s > 1.0:
+            memory.rest[bid.key].wait = FIRST_REST
+        call_s = memory.costs.target_s(record.n_rows, self._n_tokens) or 0.0
+        lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
+        count = record.n_rows - self._width(1) + bid.passes
+        memory.ledger.settle(record.emitted, record.emitted - lasted_s / plain.token_s, count)
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def _none(self, kind: str, why: str) -> tuple[None, int]:
+        entry = self._off.setdefault(kind, {"rounds": 0, "at_token": self._n_tokens})
+        entry["rounds"] += 1
+        entry["why"] = why
+        return None, 0
+
+    def _why_no_bids(self, offers: Sequence[tuple[Drafter, Offer]], room: int) -> tuple[str, str]:
+        if self._limit is not None and self._limit[0] < max(1, self.min_k):
+            return "power", self._limit[1]
+        if room < max(1, self.min_k):
+            return "room", f"there is room for {room} drafted tokens"
+        names = ", ".join(drafter.source for drafter, _ in offers)
+        return "no proposal", f"nothing to propose ({names})"
+
+    def _why_none(self, bids: Sequence[_Bid], plain: _Plain) -> tuple[str, str]:
+        best = max(bids, key=lambda bid: bid.rate)
+        gain, source = best.rate * plain.token_s, best.key[0]
+        if gain > 1.0 and not self._affords(best, plain):
+            ledger = self.memory.ledger
+            return "account", (
+                f"{source} lost {ledger.lost_steps:.1f} plain steps and won {ledger.won_steps:.1f}: "
+                "what it may lose is used up"
+            )
+        chance = self.memory.acceptance[best.key].chances(1, MODEL_PRIOR)[0]
+        return "no gain", f"{source} with k = {best.k} would run at {gain:.2f}x of plain (acceptance {chance:.2f})"
+
+    def summary(self) -> dict[str, Any]:
+        """What was chosen how often, when and why nothing was, and the account; for the run report."""
+        chosen: dict[str, dict[str, int]] = {}
+        for (source, k), rounds in sorted(self._chosen.items()):
+            chosen.setdefault(source, {})[str(k)] = rounds
+        return {"name": self.name, "chosen": chosen, "off": self._off, "ledger": self.memory.ledger.to_dict()}

@@ -1,0 +1,214 @@
+"""What calls cost: measured figures as they are stored, and the running table that a controller keeps while decoding.
+
+Steps in the cost of row counts are kept: no line is ever fitted. A count that was not measured costs what the next
+larger one does; beyond the largest, as much again for every row as its own average. Seconds everywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
+
+FIRST_GUESS = 0.25  # of a plain step: an extra row, or a draft run, before either was seen
+KEPT = 15  # samples of which the median is taken
+PACE = 0.1  # how fast the table follows a machine that slows down or a context that grows
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of `n` measurements."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    def to_json(self) -> list[float]:
+        return [self.median, self.low, self.high, self.n]
+
+    @classmethod
+    def from_json(cls, values: Sequence[float]) -> Spread:
+        median, low, high, n = values
+        return cls(float(median), float(low), float(high), int(n))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of at least one value."""
+    ordered = sorted(values)
+    n = len(ordered)
+    return Spread(statistics.median(ordered), ordered[n // 4], ordered[min(n - 1, (3 * n) // 4)], n)
+
+
+@dataclass(frozen=True)
+class DraftCosts:
+    """A drafter. steps: k -> seconds of a proposal right after a commit; catch_up: missed tokens -> seconds more."""
+
+    steps: Mapping[int, Spread]
+    catch_up: Mapping[int, Spread] = field(default_factory=dict)
+
+    @property
+    def catch_up_token_s(self) -> float:
+        """Seconds for each token that the drafter has missed, from the longest stretch measured."""
+        if not self.catch_up:
+            return 0.0
+        longest = max(self.catch_up)
+        return max(0.0, self.catch_up[longest].median) / longest
+
+    def seconds(self, k: int) -> float:
+        """A proposal of k tokens; the next longer one measured, or as much again a token beyond the longest."""
+        return at_or_above({n: entry.median for n, entry in self.steps.items()}, k)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"steps": _to_json(self.steps), "catch_up": _to_json(self.catch_up)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> DraftCosts:
+        return cls(_from_json(fields["steps"]), _from_json(fields["catch_up"]))
+
+
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """target: cached tokens -> rows -> seconds of a call. host_s: of a round outside the runtimes. drafts: by kind."""
+
+    target: Mapping[int, Mapping[int, Spread]]
+    host_s: float = 0.0
+    drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
+
+    def seconds(self, n_rows: int, n_past: int) -> float:
+        """A target call of `n_rows` rows on `n_past` cached tokens, between the context lengths that were measured."""
+        contexts = sorted(self.target)
+        values = [at_or_above({n: s.median for n, s in self.target[at].items()}, n_rows) for at in contexts]
+        if len(contexts) == 1 or n_past <= contexts[0]:
+            return values[0]
+        share = min((n_past - contexts[0]) / (contexts[-1] - contexts[0]), 4.0)
+        return max(values[0] + share * (values[-1] - values[0]), 0.5 * values[0])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": {str(at): _to_json(rows) for at, rows in self.target.items()},
+            "host_s": self.host_s,
+            "drafts": {source: costs.to_json() for source, costs in self.drafts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> MeasuredCosts:
+        """What `to_json` wrote; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
+        return cls(
+            {int(at): _from_json(rows) for at, rows in fields["target"].items()},
+            float(fields["host_s"]),
+            {source: DraftCosts.from_json(entry) for source, entry in fields["drafts"].items()},
+        )
+
+
+def at_or_above(table: Mapping[int, float], n: int) -> float:
+    """The entry of `n`, or of the next larger key; beyond the largest its average for every unit more."""
+    if n in table:
+        return table[n]
+    above = [key for key in table if key > n]
+    if above:
+        return table[min(above)]
+    largest = max(table)
+    return table[largest] * n / largest
+
+
+def _to_json(table: Mapping[int, Spread]) -> dict[str, list[float]]:
+    return {str(n): entry.to_json() for n, entry in table.items()}
+
+
+def _from_json(fields: Mapping[str, Sequence[float]]) -> dict[int, Spread]:
+    return {int(n): Spread.from_json(values) for n, values in fields.items()}
+
+
+class _Running:
+    """Medians of the latest samples by key."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        self.medians: dict[int, float] = {}
+
+    def add(self, key: int, value: float) -> None:
+        samples = self._samples.setdefault(key, deque(maxlen=KEPT))
+        samples.append(value)
+        self.medians[key] = statistics.median(samples)
+
+
+class CostTable:
+    """Costs as this process has seen them, on top of `measured` where a profile is there; outlives requests.
+
+    `pace` is how much slower than the table the machine runs now (heat, other work, a longer context), learnt from
+    every call, so that row counts that were not run lately follow the others.
+    """
+
+    def __init__(self, measured: MeasuredCosts | None = None) -> None:
+        self.measured = measured
+        self.pace = 1.0
+        self.host_s = measured.host_s if measured else 0.0
+        self._rows = _Running()
+        self._drafts: dict[str, _Running] = {}
+        self._catch_up: dict[str, float] = {}
+
+    def knows(self, n_rows: int) -> bool:
+        """Whether a call of so many rows was measured here or in the profile."""
+        return n_rows in self._rows.medians or self.measured is not None
+
+    def target_s(self, n_rows: int, n_past: int) -> float | None:
+        """A target call; None while nothing at all is known."""
+        base = self._base(n_rows, n_past)
+        return None if base is None else base * self.pace
+
+    def _base(self, n_rows: int, n_past: int) -> float | None:
+        medians = self._rows.medians
+        if n_rows in medians:
+            return medians[n_rows]
+        if self.measured is not None:
+            return self.measured.seconds(n_rows, n_past)
+        if not medians:
+            return None
+        above = [n for n in medians if n > n_rows]
+        below = [n for n in medians if n < n_rows]
+        if not below:
+            return medians[min(above)]
+        nearest = max(below)
+        guess = medians[nearest] + (n_rows - nearest) * FIRST_GUESS * medians[min(medians)]
+        return min(guess, medians[min(above)]) if above else guess
+
+    def learn_target(self, n_rows: int, n_past: int, seconds: float) -> None:
+        """Take in one call of a round."""
+        base = self._base(n_rows, n_past) if self.knows(n_rows) else None
+        if base:
+            self.pace *= min(max(seconds / (base * self.pace), 0.5), 2.0) ** PACE
+        self._rows.add(n_rows, seconds / self.pace)
+
+    def learn_host(self, seconds: float) -> None:
+        """Host time of one round, drafting left out."""
+        self.host_s += PACE * (min(max(seconds, 0.0), 4 * self.host_s + 1e-3) - self.host_s)
+
+    def draft_s(self, source: str, k: int, passes: int | None, plain_s: float) -> float:
+        """A proposal of k tokens by a source that has missed none. plain_s: what a plain step costs."""
+        if source in self._drafts:
+            return at_or_above(self._drafts[source].medians, k) * self.pace
+        if self.measured is not None and source in self.measured.drafts:
+            return self.measured.drafts[source].seconds(k) * self.pace
+        return (k if passes is None else passes) * FIRST_GUESS * plain_s
+
+    def catch_up_s(self, source: str, n_missed: int) -> float:
+        """What a source needs more because it has sat out while `n_missed` tokens were committed."""
+        if source in self._catch_up:
+            return self._catch_up[source] * n_missed
+        if self.measured is not None and source in self.measured.drafts:
+            return self.measured.drafts[source].catch_up_token_s * n_missed
+        return 0.0
+
+    def learn_draft(self, source: str, k: int, seconds: float) -> None:
+        """Take in a proposal of k tokens, the source having missed none."""
+        self._drafts.setdefault(source, _Running()).add(k, seconds / self.pace)
+
+    def learn_catch_up(self, source: str, n_missed: int, seconds: float) -> None:
+        """Take in what catching up `n_missed` tokens took beyond the proposal itself."""
+        rate = max(seconds, 0.0) / n_missed
+        self._catch_up[source] = 0.5 * (rate + self._catch_up[source]) if source in self._catch_up else rate

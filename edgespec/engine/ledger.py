@@ -1,0 +1,59 @@
+"""The account that bounds what speculation may lose against plain decoding, by counting.
+
+Two balances, in plain steps (time) and in rows and draft runs (counts). A round may draft only what both can pay if
+nothing at all is accepted, so a draft that never agrees loses at most the opening balances and the trickle: over the
+first 200 tokens 8 + 2 rows and runs (5 %) and 2 + 2 plain steps (2 %), after that 1 % of the tokens. Gains refill the
+balances up to a ceiling, so that after any success the loss of what follows is bounded again: MOST_STEPS + 1 %.
+Knows no source and no clock.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Ledger"]
+
+OPEN_STEPS, MOST_STEPS = 2.0, 4.0
+OPEN_COUNT, MOST_COUNT = 8.0, 64.0
+TRICKLE = 0.01  # of both, with every emitted token
+
+
+class Ledger:
+    """Balances of one LLM; they outlive requests, so that a thousand short requests lose no more than a long one."""
+
+    def __init__(self) -> None:
+        self.steps = OPEN_STEPS
+        self.count = OPEN_COUNT
+        self.spent_count = 0  # rows beyond a plain step's and draft runs, ever
+        self.lost_steps = 0.0  # of rounds that lost, ever
+        self.won_steps = 0.0
+        self.tokens = 0
+
+    def affords(self, steps: float, count: int) -> bool:
+        """Whether a round may lose so much."""
+        return steps <= self.steps and count <= self.count
+
+    def settle(self, emitted: int, gained_steps: float = 0.0, count: int = 0) -> None:
+        """Book one round. gained_steps: plain steps that it saved, negative where it lost; count: rows and runs."""
+        self.tokens += emitted
+        self.spent_count += count
+        if gained_steps >= 0:
+            self.won_steps += gained_steps
+        else:
+            self.lost_steps -= gained_steps
+        trickle = TRICKLE * emitted
+        # What is over the opening balance was earned: the trickle alone never lifts a balance above it.
+        self.steps = max(self.steps, min(self.steps + trickle, OPEN_STEPS))
+        self.count = max(self.count, min(self.count + trickle, OPEN_COUNT))
+        self.steps = min(self.steps + gained_steps, MOST_STEPS)
+        self.count -= count
+        if gained_steps > 0:  # a round that paid for itself pays for its rows as well, and for as much again
+            self.count = min(max(self.count, 0.0) + 2 * count + OPEN_COUNT * gained_steps, MOST_COUNT)
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            "tokens": self.tokens,
+            "extra_rows_and_draft_runs": self.spent_count,
+            "plain_steps_lost": round(self.lost_steps, 3),
+            "plain_steps_won": round(self.won_steps, 3),
+            "balance_steps": round(self.steps, 3),
+            "balance_count": round(self.count, 3),
+        }
