@@ -8,7 +8,7 @@ outlives requests and never reaches the text: under the coupled rule it does not
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ __all__ = ["AdaptiveController", "Learned"]
 MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
 GUESS_PRIOR = 0.25  # of the free guess in a row that exact mode runs anyway
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
+FEW, SOON, LATE = 3, 8, 128  # a source tried fewer than 3 times gets a try 8 rounds after the last, another 128
 AMORTISED = 64  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
@@ -57,6 +58,7 @@ class Learned:
     calibration: dict[str, Calibration] = field(default_factory=dict)
     known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
     rest: dict[Key, _Rest] = field(default_factory=dict)
+    tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
     rounds: int = 0
 
     def begin_request(self) -> None:
@@ -147,10 +149,12 @@ class AdaptiveController(Controller):
         bids = [bid for drafter, offer in offers for bid in self._bids(drafter, offer, room, plain)]
         if not bids:
             return self._none(*self._why_no_bids(offers, room))
-        chosen = self._best(bids, plain) or self._probe(bids, plain)
+        chosen = self._best(bids, plain)
+        chosen = self._rival(bids, plain, chosen) if chosen else self._probe(bids, plain)
         if chosen is None:
             return self._none(*self._why_none(bids, plain))
         self._bid = chosen
+        self.memory.tries[chosen.key[0]].append(self.memory.rounds)
         self._set_stop(context, chosen, plain)
         self._chosen[chosen.key[0], chosen.k] += 1
         return chosen.drafter, chosen.k
@@ -205,6 +209,16 @@ class AdaptiveController(Controller):
                 self._rest(bid).left = None
                 return bid
         return None
+
+    def _rival(self, bids: Sequence[_Bid], plain: _Plain, best: _Bid) -> _Bid:
+        """Now and then, instead of the best bid, the shortest one of a source that was hardly or long not tried."""
+        for bid in bids:
+            tries = self.memory.tries[bid.key[0]]
+            last = tries[-1] if tries else -SOON
+            is_due = self.memory.rounds - last >= (SOON if len(tries) < FEW else LATE)
+            if is_due and bid.key[0] != best.key[0] and self._affords(bid, plain):
+                return bid
+        return best
 
     def _probe(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
         """The shortest try of a source that does not pay, when it has sat out long enough."""
@@ -286,7 +300,7 @@ class AdaptiveController(Controller):
         if is_own and record.scores and not record.cut:
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
-            memory.rest[bid.key].wait = FIRST_REST
+            self._rest(bid).wait = FIRST_REST
         call_s = memory.costs.target_s(record.n_rows, self._n_tokens) or 0.0
         lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
         count = record.n_rows - self._width(1) + bid.passes

@@ -173,8 +173,11 @@ class CostTable:
         below = [n for n in medians if n < n_rows]
         if not below:
             return medians[min(above)]
-        nearest = max(below)
-        guess = medians[nearest] + (n_rows - nearest) * FIRST_GUESS * medians[min(medians)]
+        nearest, least = max(below), min(medians)
+        a_row = FIRST_GUESS * medians[least]
+        if nearest > least:
+            a_row = max(0.0, (medians[nearest] - medians[least]) / (nearest - least))
+        guess = medians[nearest] + (n_rows - nearest) * a_row
         return min(guess, medians[min(above)]) if above else guess
 
     def learn_target(self, n_rows: int, n_past: int, seconds: float) -> None:

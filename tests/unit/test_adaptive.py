@@ -1,0 +1,193 @@
+"""The adaptive controller in the production loop, on virtual clocks: what it chooses, and how little it loses."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from adaptive_world import PLAIN_S, KnowingDrafter, World, avoids_ngrams, make_world
+from loop_driver import Outcome, drafter, run
+
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.engine.controller import create_controller
+from edgespec.sampling import SamplingParams
+from edgespec.testing import TableModel
+from edgespec.types import ExactRows
+
+COSTS = [(1.0, 0.4), (0.2, 0.2), (4.0, 0.8), (0.2, 4.0), (0.0, 0.0)]  # seconds of a further row, and of a draft step
+
+
+def bill(outcome: Outcome, world: World, step_s: float, since: int = 0) -> tuple[int, float]:
+    """(rows beyond one a call + draft steps, seconds of V(rows) and drafting) of the rounds after `since` tokens."""
+    count, seconds, done = 0, 0.0, 0
+    for record in outcome.stats.records:
+        if done >= since:
+            steps = record.asked_k
+            count += record.n_rows - 1 + steps if record.index else 0
+            rows = record.n_rows if record.index else 1  # the prompt's call is the same in plain decoding
+            seconds += PLAIN_S + (rows - 1) * world.row_s + steps * step_s
+        done += record.emitted
+    return count, seconds
+
+
+@pytest.mark.parametrize(("row_s", "step_s"), COSTS)
+@pytest.mark.parametrize("n", [200, 700])
+def test_a_useless_draft_costs_next_to_nothing(row_s: float, step_s: float, n: int) -> None:
+    world = make_world(row_s)
+    draft = KnowingDrafter(world.truth(n), lambda _: False, step_s)
+    outcome = world.run([draft], n)
+    count, seconds = bill(outcome, world, step_s)
+    assert draft.asked, "it was tried"
+    assert count <= 0.05 * 200 + 0.01 * (n - 200)
+    assert seconds <= 1.03 * n * PLAIN_S
+    assert world.memory.ledger.spent_count == count
+
+
+@pytest.mark.parametrize(("row_s", "step_s"), COSTS[:4])
+@pytest.mark.parametrize("turn", [150, 301])
+def test_a_draft_that_turns_useless_is_dropped_in_time(row_s: float, step_s: float, turn: int) -> None:
+    """An account that let a good start pay for what followed lost 4.6 % from the turn on."""
+    world, n = make_world(row_s), 800
+    draft = KnowingDrafter(world.truth(n), lambda at: at < turn, step_s)
+    outcome = world.run([draft], n)
+    after = [record for record in outcome.stats.records if record.index][-1]
+    assert after.emitted == 1
+    for window in (200, 400):
+        done, seconds, tokens = 0, 0.0, 0
+        for record in outcome.stats.records:
+            if done >= turn and tokens < window:
+                seconds += PLAIN_S + (record.n_rows - 1) * row_s + record.asked_k * step_s
+                tokens += record.emitted
+            done += record.emitted
+        assert seconds <= 1.03 * tokens * PLAIN_S
+
+
+def test_good_drafts_are_used_at_their_best_length() -> None:
+    """With a row at 0.05 and a step at 0.05 of a plain step and nothing ever wrong, the longest chain is best."""
+    world, n = make_world(0.2), 400
+    outcome = world.run([KnowingDrafter(world.truth(n), lambda _: True, 0.2)], n)
+    assert outcome.stats.rounds < 1.35 * n / 9
+    assert max(record.asked_k for record in outcome.stats.records) == 8
+
+
+def test_a_draft_as_slow_as_the_target_ends_at_zero() -> None:
+    world, n = make_world(0.2), 400
+    outcome = world.run([KnowingDrafter(world.truth(n), lambda at: at % 5 > 0, PLAIN_S)], n)
+    assert sum(record.asked_k > 0 for record in outcome.stats.records[100:]) <= 3
+    assert world.controller is not None
+    assert world.controller.summary()["off"]["no gain"]["rounds"] > 300
+
+
+def test_both_ways_in_one_sequence_of_requests() -> None:
+    """Useless n-grams, then a text that copies itself, then useless ones again; what was learnt is shared."""
+    world = make_world(1.0, table=avoids_ngrams)
+    copying = make_world(1.0, table=lambda prefix: [5.0 if t == (prefix[-1] + 1) % 7 else 0.0 for t in range(16)])
+    copying.memory = world.memory
+    counts, n = [], 300
+    for place in (world, copying, world, copying):
+        outcome = place.run([NgramDrafter(min_match=1)], n)
+        counts.append(sum(r.drafted for r in outcome.stats.records))
+        if place is world:
+            extra = sum(r.n_rows - 1 for r in outcome.stats.records[1:])
+            assert outcome.stats.accepted == 0
+            assert extra <= 0.05 * 200 + 0.01 * (n - 200)
+            assert PLAIN_S * len(outcome.stats.records) + extra * world.row_s <= 1.03 * n * PLAIN_S
+        else:
+            assert outcome.stats.rounds < 0.5 * n
+    assert counts[1] > 10 * max(counts[0], 1)
+    assert counts[3] > 10 * max(counts[2], 1)
+
+
+def test_tries_of_a_useless_draft_come_at_growing_distances() -> None:
+    world, n = make_world(0.0), 3000
+    draft = KnowingDrafter(world.truth(n), lambda _: False, 0.0)
+    world.run([draft], n)
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(draft.asked)]
+    late = gaps[len(gaps) // 2 :]
+    assert late
+    assert min(late) >= 64
+    assert len(draft.asked) < 45
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["ngram", "noisy", "wrong", "same"])
+def test_the_text_is_that_of_plain_decoding(kind: str, temperature: float) -> None:
+    target = TableModel(16, n_ctx=512, seed=2)
+    world = make_world(0.2, seed=2)
+    settings = SamplingParams(max_tokens=150, temperature=temperature, seed=5, ignore_eos=True)
+    plain = run(target, [], [1, 2, 3], settings)
+    for _ in range(3):  # what was learnt must not show
+        outcome = world.run(drafter(kind, target), 150, temperature=temperature)
+        assert outcome.tokens == plain.tokens
+
+
+def test_rows_that_run_anyway_are_filled() -> None:
+    """With calls of 4, 8, 12... rows a free proposal of 3 tokens costs what a plain step does."""
+    world = make_world(1.0, table=lambda prefix: [5.0 if t == (prefix[-1] + 1) % 7 else 0.0 for t in range(16)])
+    outcome = world.run([NgramDrafter(min_match=1)], 200, exact=ExactRows(4, 64, 4))
+    asked = {record.asked_k for record in outcome.stats.records[20:-3]}
+    assert asked <= {3, 7}
+    assert {record.n_rows for record in outcome.stats.records[1:]} <= {4, 8}
+
+
+def test_the_better_source_gets_the_round() -> None:
+    world, n = make_world(0.4), 300
+    truth = world.truth(n)
+    poor = KnowingDrafter(truth, lambda at: at % 3 == 0, 0.2, "poor")
+    good = KnowingDrafter(truth, lambda at: at % 9 > 0, 0.2, "good")
+    world.run([poor, good], n)
+    assert len(good.asked) > 5 * len(poor.asked)
+
+
+def test_a_doubtful_chain_stops_early_and_stays_the_same_text() -> None:
+    """A noisy draft knows at T = 0 where it is unsure; its chains get shorter than what was asked for."""
+    target = TableModel(16, n_ctx=512, seed=2)
+    world = make_world(0.6, seed=2)
+    outcome = world.run(drafter("noisy", target), 300)
+    longer = [record for record in outcome.stats.records if record.asked_k >= 2 and not record.cut]
+    assert longer
+    assert any(record.drafted < record.asked_k for record in longer)
+    assert all(record.scores for record in longer if record.drafted)
+    assert outcome.tokens == run(target, [], [1, 2, 3], SamplingParams(max_tokens=300, temperature=0.0)).tokens
+
+
+def test_limits_of_the_power_state_are_kept_and_named() -> None:
+    from edgespec.engine.adaptive import AdaptiveController
+
+    world, n = make_world(0.2), 200
+    draft = KnowingDrafter(world.truth(n), lambda _: True, 0.2)
+    for limit, most in (((2, "battery at 12 %"), 2), ((0, "hot"), 0)):
+        draft.asked.clear()
+        controller = AdaptiveController(8, most_k=lambda limit=limit: limit)  # type: ignore[misc]
+        run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True),
+            controller=controller)  # type: ignore[arg-type]  # fmt: skip
+        assert max((k for _, k in draft.asked), default=0) == most
+        if most == 0:
+            assert controller.summary()["off"]["power"]["why"] == "hot"
+
+
+# --- inputs that broke other engines: rows 43 and 45 ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_perfect_draft_needs_one_call_for_every_k_plus_one_tokens(k: int) -> None:
+    world, n = make_world(), 61
+    draft = KnowingDrafter(world.truth(n), lambda _: True, 0.1)
+    outcome = run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
+                  controller=create_controller("fixed", k))  # type: ignore[arg-type]  # fmt: skip
+    assert outcome.stats.rounds == -(-n // (k + 1))
+
+
+def test_asked_for_five_the_first_round_proposes_five() -> None:
+    world, n = make_world(), 40
+    draft = KnowingDrafter(world.truth(n), lambda _: False, 0.1)
+    outcome = run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
+                  controller=create_controller("fixed", 5))  # type: ignore[arg-type]  # fmt: skip
+    assert outcome.stats.records[0].drafted == 5
+
+
+def test_a_draft_that_is_always_wrong_causes_no_more_calls() -> None:
+    world, n = make_world(0.2), 100
+    world.run([KnowingDrafter(world.truth(n), lambda _: False, 0.2)], n)
+    calls = world.target.n_calls
+    assert calls <= 1.1 * n
