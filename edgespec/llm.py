@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
 from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
-from edgespec.engine.adaptive import Learned
-from edgespec.engine.controller import Controller, create_controller
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
@@ -36,6 +34,7 @@ from edgespec.request import Run, token_ids
 from edgespec.run_notes import run_notes
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stats import RunStats
+from edgespec.steering import Steering
 from edgespec.types import Drafter, ExactRows, Model, Session
 from edgespec.verify import Verifier, create_verifier
 
@@ -120,7 +119,7 @@ class LLM:
                 "so use fewer, or exact=False (--fast)"
             )
         self._idle: list[_Slot] = []
-        self.learned = Learned()  # by the adaptive controller, over all requests
+        self.steering = Steering(self.options)
 
     @property
     def working_drafts(self) -> tuple[str, ...]:
@@ -271,7 +270,7 @@ class LLM:
             devices=devices_json(use_of(info), self.draft_uses),
         )
         job.notes += run_notes(self, len(ids), params.max_tokens)
-        controller = self._controller(slot.drafters)
+        controller = self.steering.controller(slot.drafters, self.exact)
         events = run_serial(decode(job, slot.session, info, slot.drafters, controller, self.exact))
         run = Run(self.tokenizer, job, stop, stats, started, sample)
         healthy = False
@@ -288,14 +287,6 @@ class LLM:
             events.close()  # type: ignore[attr-defined]
             self.loaded.failed.update(job.failed)
             self._give_back(slot, ids + run.token_ids, healthy)
-
-    def _controller(self, drafters: Sequence[Drafter]) -> Controller:
-        options = self.options
-        state = {"memory": self.learned, "exact": self.exact} if options.controller == "adaptive" else {}
-        controller = create_controller(options.controller, self.most_drafted, options.min_speculative_tokens, **state)
-        if not drafters:
-            controller.max_k = 0
-        return controller
 
     def _stop_rule(self, params: SamplingParams) -> TokenStop | TextStream:
         from edgespec.text.tokenizer_files import check_text
