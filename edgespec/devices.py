@@ -29,7 +29,8 @@ class Provider:
     own; without one, or where it is built into the installed onnxruntime, that one is used. package: what pip installs.
     extra: the extra of edgespec that brings it. needs: hardware and system, for people. has_index: whether its devices
     are numbered. is_static: whether it runs only graphs of fixed shapes. lists_cpu: kinds for which its plugin may
-    list the CPU as the hardware and mean another.
+    list the CPU as the hardware and mean another. is_unlisted: onnxruntime does not list the nodes that it took, so
+    they are read from a profile of the first calls.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Provider:
     has_index: bool = False
     is_static: bool = False
     lists_cpu: tuple[str, ...] = ()
+    is_unlisted: bool = False
 
     @property
     def install(self) -> str:
@@ -129,6 +131,7 @@ PROVIDERS: dict[str, Provider] = {
             extra="webgpu",
             needs="a GPU with Vulkan, Metal or Direct3D 12; onnxruntime-webgpu, instead of onnxruntime, has it too",
             has_index=True,
+            is_unlisted=True,
         ),
         Provider(
             "xnnpack",

@@ -5,7 +5,9 @@ Knows arrays, not graphs: an array made here is bound to a graph without being c
 
 from __future__ import annotations
 
-from typing import Any
+import atexit
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.backends.onnx.devices import import_onnxruntime
 from edgespec.types import FloatArray
 
-__all__ = ["Array", "aligned_zeros", "ort_value", "remote_inputs", "select_rows", "to_float32"]
+__all__ = ["Array", "aligned_zeros", "close_at_exit", "ort_value", "remote_inputs", "select_rows", "to_float32"]
 
 ALIGN_BYTES = 64
 HOST_MEMORY = "Cpu"  # onnxruntime's name for memory that numpy can reach
@@ -27,6 +29,29 @@ def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     raw = np.zeros(size + ALIGN_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGN_BYTES
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class Closable(Protocol):
+    """A holder of bindings."""
+
+    def close(self) -> None: ...
+
+
+_open: WeakSet[Closable] = WeakSet()
+
+
+def close_at_exit(holder: Closable) -> None:
+    """Have `holder` free its bindings before the interpreter ends.
+
+    A binding to a GPU that outlives onnxruntime's own globals ends the process with a segmentation fault.
+    """
+    _open.add(holder)
+
+
+@atexit.register
+def _close_all() -> None:
+    for holder in list(_open):
+        holder.close()
 
 
 def ort_value(array: Array) -> Any:

@@ -6,12 +6,15 @@ Owns session options: provider, threads, spinning, what is recorded. Knows nothi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +101,10 @@ def create_runtime(
         raise BackendError(
             f"onnxruntime {ort.__version__} cannot load {path}{where}: {short_message(error)}"
         ) from error
-    if strict and (found := placement(runtime, device)).n_fallen:
+    if strict and (found := _listed(runtime, device)).n_fallen:
+        total = "" if device.row.is_unlisted else f" of {sum(found.nodes.values())}"
         raise BackendError(
-            f"{path}: {found.n_fallen} of {sum(found.nodes.values())} nodes are not taken by device {device.name!r} "
+            f"{path}: {found.n_fallen}{total} nodes are not taken by device {device.name!r} "
             f"and would run on the CPU ({name_some(found.fallbacks)}): export the model for that device, "
             "choose another one, or drop strict_device (--strict-device)"
         )
@@ -108,7 +112,16 @@ def create_runtime(
 
 
 def placement(runtime: Any, device: Device) -> Placement:
-    """Which provider runs how many nodes of a session that `create_runtime` made."""
+    """Which provider runs how many nodes of a session that `create_runtime` made and that has run at least once.
+
+    To be asked once: where the runtime lists no nodes, this ends the profile of the calls so far.
+    """
+    listed = _listed(runtime, device)
+    return replace(listed, nodes=_profiled(runtime) or listed.nodes) if device.row.is_unlisted else listed
+
+
+def _listed(runtime: Any, device: Device) -> Placement:
+    """What the runtime said when it divided the graph."""
     nodes: Counter[str] = Counter()
     fallen: Counter[str] = Counter()
     for part in runtime.get_provider_graph_assignment_info():
@@ -117,6 +130,17 @@ def placement(runtime: Any, device: Device) -> Placement:
         if part.ep_name == CPU_PROVIDER and device.provider != "cpu":
             fallen.update(operators)
     return Placement(dict(nodes), tuple(name for name, _count in fallen.most_common()), fallen.total())
+
+
+def _profiled(runtime: Any) -> dict[str, int]:
+    """provider -> nodes that ran since the session was made; empty where nothing has been written down."""
+    path = Path(runtime.end_profiling())
+    if not path.is_file():
+        return {}
+    events = json.loads(path.read_text(encoding="utf-8"))
+    shutil.rmtree(path.parent, ignore_errors=True)
+    ran = {event["name"]: event["args"].get("provider") for event in events if event.get("cat") == "Node"}
+    return dict(Counter(provider for provider in ran.values() if provider))
 
 
 def short_message(error: Exception) -> str:
@@ -138,6 +162,9 @@ def _session_options(device: Device, threads: int, config: Mapping[str, str]) ->
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
     for key, value in config.items():
         options.add_session_config_entry(key, value)
+    if device.row.is_unlisted:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(tempfile.mkdtemp(prefix="edgespec-nodes-")) / "nodes")
     options.log_severity_level = 4  # failures are raised; the runtime's own prints would repeat them
     return options
 

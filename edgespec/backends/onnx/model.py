@@ -134,13 +134,14 @@ def load(
     signature = read_signature(runtime, name, names=folder.names, n_vocab=folder.n_vocab, kv_shape=kv_shape)
     _check_declared(folder, signature, name, signature.n_vocab, signature.n_layers, tuple(signature.taps))
     fuse = StatelessGraph(folder.fuse, place=place) if folder.fuse else None
-    where = placement(runtime, place.device) + (fuse.placement if fuse else Placement())
-    info = _info(folder, signature, place, name, context, where)
+    info = _info(folder, signature, place, name, context)
     capabilities = Capabilities() if kind == "bundle" else probe_capabilities(runtime, signature, info)
     if place.device.provider != "cpu" and capabilities.max_rows is None:
         open_one = partial(open_session, runtime, signature, info, capabilities, folder.reduced)
         if not _has_right_rows(open_one, info, folder, signature.n_features):
             capabilities = replace(capabilities, rows_on_past=False)
+    where = placement(runtime, place.device) + (fuse.placement if fuse else Placement())
+    info = replace(info, placement=where.nodes, fallbacks=where.fallbacks)
     info = _with_capabilities(info, signature, capabilities)
     return OnnxModel(runtime, signature, info, capabilities, folder, place, fuse)
 
@@ -159,7 +160,6 @@ def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> Spl
     signature = SplitSignature(lower, upper)
     n_vocab = head.outputs["logits"].shape[-1]
     _check_declared(folder, lower, name, n_vocab, lower.n_layers + upper.n_layers, signature.taps)
-    where = placement(runtimes[0], place.device) + placement(runtimes[1], place.device) + head.placement
     info = ModelInfo(
         name=name,
         n_vocab=n_vocab or folder.n_vocab or 0,
@@ -170,13 +170,13 @@ def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> Spl
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
         taps=signature.taps,
-        placement=where.nodes,
-        fallbacks=where.fallbacks,
     )
-    model = SplitModel(runtimes, signature, head, info, folder, place)
     if place.device.provider != "cpu":
-        _has_right_rows(model.open_session, info, folder, can_do=False)
-    return model
+        open_one = SplitModel(runtimes, signature, head, info, folder, place).open_session
+        _has_right_rows(open_one, info, folder, can_do=False)
+    where = placement(runtimes[0], place.device) + placement(runtimes[1], place.device) + head.placement
+    info = replace(info, placement=where.nodes, fallbacks=where.fallbacks)
+    return SplitModel(runtimes, signature, head, info, folder, place)
 
 
 def _has_right_rows(
@@ -207,7 +207,6 @@ def _info(
     place: Place,
     name: str,
     n_ctx: int,
-    where: Placement,
 ) -> ModelInfo:
     """What is known before anything has run; the graph is taken to be able to do what our own graphs do."""
     info = ModelInfo(
@@ -220,8 +219,6 @@ def _info(
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
         taps=tuple(signature.taps) if folder.kind == "bundle" else (),
-        placement=where.nodes,
-        fallbacks=where.fallbacks,
     )
     return _with_capabilities(info, signature, Capabilities())
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.base import check_finite, check_forward, check_keep, check_parents, check_path, is_chain
+from edgespec.backends.onnx.buffers import close_at_exit
 from edgespec.backends.onnx.cached import CachedGraph
 from edgespec.backends.onnx.devices import short_message
 from edgespec.backends.onnx.signature import Signature
@@ -60,6 +61,7 @@ class OnnxSession(ABC):
         self._n_last = 0  # tokens of the last pass, which a path may refer to
         self._parents: Sequence[int] | None = None  # of a tree pass that `keep` has not yet seen
         self._is_closed = False
+        close_at_exit(self)
 
     @property
     def n_past(self) -> int:

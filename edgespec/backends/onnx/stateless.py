@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, remote_inputs
+from edgespec.backends.onnx.buffers import Array, aligned_zeros, close_at_exit, ort_value, remote_inputs
 from edgespec.backends.onnx.devices import Place, Placement, find_device, placement, short_message
 from edgespec.backends.onnx.signature import Port, read_ports
 from edgespec.cpu import default_threads
@@ -49,11 +49,15 @@ class StatelessGraph:
         place = place or Place(find_device("cpu"), threads or default_threads())
         self._runtime = place.load(self.path)
         self._remote = remote_inputs(self._runtime)
-        self.placement: Placement = placement(self._runtime, place.device)
         inputs, outputs = read_ports(self._runtime, self.path.name)
         self.inputs: Mapping[str, Port] = inputs
         self.outputs: Mapping[str, Port] = outputs
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
+        if place.device.row.is_unlisted:  # known once it has run
+            self.run({name: np.zeros([size or 1 for size in port.shape]) for name, port in inputs.items()})
+            self.run_s, self.n_runs = 0.0, 0
+        self.placement: Placement = placement(self._runtime, place.device)
+        close_at_exit(self)
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
         """Every output for `feeds` (all inputs, converted to their types).
@@ -74,6 +78,7 @@ class StatelessGraph:
         other = copy.copy(self)
         other._bindings = OrderedDict()
         other.run_s, other.n_runs = 0.0, 0
+        close_at_exit(other)
         return other
 
     def close(self) -> None:
