@@ -11,8 +11,10 @@ VENV_OPENVINO ?= .venv-openvino
 VENV_WEBGPU ?= .venv-webgpu
 VENV_OPTIMUM ?= .venv-optimum
 TEST_TOOLS := pytest pytest-timeout pytest-randomly hypothesis onnx safetensors gguf
+# llama.cpp is compiled once a machine (.ci/llamacpp.py keeps the wheel); `no` leaves it and its tests out.
+LLAMACPP ?= yes
 
-.PHONY: help venv model demo test test-openvino check format bench clean
+.PHONY: help venv llamacpp model demo test test-openvino check format bench clean
 
 help:
 	@echo "make demo   fetch $(MODEL), convert it, and compare plain with speculative decoding"
@@ -30,13 +32,16 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
+llamacpp: venv
+	$(BIN)/python .ci/llamacpp.py
+
 model: venv
 	$(BIN)/edgespec pull $(MODEL)
 
 demo: model
 	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 --draft ngram,eagle --draft-p-min 0.5 "$(PROMPT)"
 
-test: model
+test: model $(if $(filter-out no,$(LLAMACPP)),llamacpp)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # $(1) environment, $(2) constraints beside ours, $(3) packages

@@ -166,7 +166,7 @@ class LLM:
         A target that was loaded for trees or in two halves is slower there; its model.onnx is then loaded beside it.
         """
         folder, options = self.loaded.folder, self.options
-        if folder is None or self.loaded.graph == PLAIN_GRAPH:
+        if folder is None or self.loaded.graph in (PLAIN_GRAPH, folder.name):
             plain = self.variant(draft="none", exact=False)
             try:
                 yield plain

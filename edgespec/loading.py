@@ -151,7 +151,11 @@ def load(
 
     Everything that can be refused without loading is refused first. Raises ConfigError and its kin.
     """
-    folder = resolve(model, progress=progress) if isinstance(model, (str, Path)) else _folder_of(model)
+    runtime = Device.parse(options.device).runtime
+    if isinstance(model, (str, Path)):
+        folder: Path | None = resolve(model, progress=progress, runtime=runtime)
+    else:
+        folder = _folder_of(model)
     bundle = Bundle.open(folder) if folder is not None and (folder / "bundle.json").is_file() else None
     kinds = [kind for kind in options.drafts if kind in BUNDLED_DRAFTS]
     if isinstance(model, (str, Path)):
@@ -248,13 +252,22 @@ def _load_target(
         return Loaded(model, tokenizer, None, "the loaded model")
     assert folder is not None
     from edgespec.backends import load_model
-    from edgespec.text import Tokenizer
 
     split = "early-exit" in options.drafts
     target = load_model(folder, tree=options.tree, split=split, **options.target_place)
     has_tree_graph = options.tree and (folder / TREE_GRAPH).is_file()
     graph = TREE_GRAPH if has_tree_graph else " + ".join(SPLIT_GRAPHS) if split else PLAIN_GRAPH
-    return Loaded(target, tokenizer or Tokenizer.load(folder), folder, graph)
+    if folder.is_file():
+        graph = folder.name
+    return Loaded(target, tokenizer or _tokenizer_of(target, folder), folder, graph)
+
+
+def _tokenizer_of(model: Model, folder: Path) -> Tokenizer:
+    """The one that the backend has read already, else the folder's."""
+    from edgespec.text import Tokenizer
+
+    found = getattr(model, "tokenizer", None)
+    return found if isinstance(found, Tokenizer) else Tokenizer.load(folder)
 
 
 def _load_draft_model(loaded: Loaded, source: ModelSource, options: EngineOptions, progress: Progress | None) -> None:
@@ -264,13 +277,13 @@ def _load_draft_model(loaded: Loaded, source: ModelSource, options: EngineOption
         _check_same_vocabulary(loaded.target, loaded.tokenizer, source, None)
         return
     from edgespec.backends import load_model
-    from edgespec.text import Tokenizer
 
-    folder = resolve(source, progress=progress)
+    folder = resolve(source, progress=progress, runtime=Device.parse(options.draft_device).runtime)
     with _contained(loaded, "model", options):
         loaded.draft_model = load_model(folder, **options.draft_place)
     if loaded.draft_model is not None:
-        _check_same_vocabulary(loaded.target, loaded.tokenizer, loaded.draft_model, Tokenizer.load(folder))
+        tokenizer = _tokenizer_of(loaded.draft_model, folder)
+        _check_same_vocabulary(loaded.target, loaded.tokenizer, loaded.draft_model, tokenizer)
 
 
 @contextmanager

@@ -89,14 +89,19 @@ def pull(name: str, progress: Progress | None = None, *, force: bool = False) ->
     return paths[-1]
 
 
-def resolve(name_or_path: str | Path, *, download: bool = False, progress: Progress | None = None) -> Path:
+def resolve(
+    name_or_path: str | Path, *, download: bool = False, progress: Progress | None = None, runtime: str = "onnx"
+) -> Path:
     """The folder to load for a folder, a .gguf file, a manifest file, a known pair, or `pair:draft`.
 
     Weights that are no bundle yet are converted once into the cache. Known names win over a folder of the same name in
-    the working directory (write ./name for that one). Raises ConfigError for what does not exist, PullError for a pair
-    that was not pulled while `download` is False.
+    the working directory (write ./name for that one). runtime: of the device that is to run it; for "llamacpp" nothing
+    is converted, and the .gguf file itself is returned, or the one that a known pair is made from. Raises ConfigError
+    for what does not exist or cannot run there, PullError for a pair that was not pulled while `download` is False.
     """
     text = os.fspath(name_or_path)
+    if runtime == "llamacpp":
+        return _resolve_gguf(text, download, progress)
     if is_local(text):
         return _resolve_local(Path(text).expanduser(), progress)
     manifest, draft = _find(text)
@@ -112,9 +117,9 @@ def resolve(name_or_path: str | Path, *, download: bool = False, progress: Progr
     return path
 
 
-def ensure(name_or_path: str | Path, progress: Progress | None = None) -> Path:
+def ensure(name_or_path: str | Path, progress: Progress | None = None, runtime: str = "onnx") -> Path:
     """`resolve`, downloading a known pair that is not here yet."""
-    return resolve(name_or_path, download=True, progress=progress)
+    return resolve(name_or_path, download=True, progress=progress, runtime=runtime)
 
 
 def source_path(name: str, progress: Progress | None = None) -> Path:
@@ -124,15 +129,18 @@ def source_path(name: str, progress: Progress | None = None) -> Path:
         return fetch(manifest.source, _source_dir(manifest), progress)
 
 
-def default_draft(name: str | Path) -> tuple[str, str | None]:
-    """(draft kinds, draft model) that the manifest of a known pair recommends, as far as they are here; else n-gram."""
+def default_draft(name: str | Path, runtime: str = "onnx") -> tuple[str, str | None]:
+    """(draft kinds, draft model) that the manifest of a known pair recommends, as far as they are here; else n-gram.
+
+    runtime: of the target; trained drafts are made for an ONNX bundle.
+    """
     known, text = known_manifests(), os.fspath(name)
     if text not in known and not text.endswith(".toml"):
         return "ngram", None
     manifest = known[text] if text in known else _find(text)[0]
     if manifest.default_draft in manifest.drafts:
         return "model", f"{manifest.name}:{manifest.default_draft}"
-    here = {draft.kind for draft in zoo.list_drafts(manifest.name)}
+    here = {draft.kind for draft in zoo.list_drafts(manifest.name)} if runtime == "onnx" else set()
     kinds = [kind.strip() for kind in manifest.default_draft.split(",")]
     return ",".join(kind for kind in kinds if kind in here or kind not in BUNDLED_DRAFTS) or "ngram", None
 
@@ -202,6 +210,31 @@ def _resolve_local(path: Path, progress: Progress | None) -> Path:
             if not is_bundle(target):
                 _convert(path, target, options, progress)
     return target
+
+
+def _resolve_gguf(text: str, download: bool, progress: Progress | None) -> Path:
+    """The .gguf file that llama.cpp is to run for a path or a known pair."""
+    if is_local(text):
+        path = Path(text).expanduser()
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist: give a .gguf file, or a name from `edgespec list`")
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return path
+        is_source = path.is_dir() and _needs_conversion(path)
+        remedy = f"make one (`edgespec export {path} OUT.gguf --format gguf`)" if is_source else "give the .gguf file"
+        raise ConfigError(f"{path} is no .gguf file, which is what llama.cpp runs: {remedy}, or use device cpu")
+    manifest, draft = _find(text)
+    if draft:
+        raise ConfigError(f"{text} is made as an ONNX bundle, and llama.cpp runs .gguf files: use device cpu for it")
+    if not download and not _has_source(manifest):
+        raise PullError(f"{manifest.name} is not here yet: run `edgespec pull {manifest.name}` once")
+    with lock(cache_dir() / "lock", progress):
+        source = fetch(manifest.source, _source_dir(manifest), progress)
+    if source.suffix.lower() != ".gguf":
+        raise ConfigError(
+            f"{text} is made from {source.name}, and llama.cpp runs .gguf files: give one, or use device cpu"
+        )
+    return source
 
 
 def _needs_conversion(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def load_model(
     tree: bool = False,
     split: bool = False,
 ) -> Model:
-    """Load the model in the folder `path`.
+    """Load the model in the folder `path`, or the GGUF file that it is.
 
     device: a name of `edgespec.devices`. device_options: of its provider, passed through. strict_device: raise where
     the device does not run all of the model. n_ctx: tokens of context, at most what the model was made for (None).
@@ -105,3 +105,9 @@ _LOADER = "edgespec.backends.onnx.model:load"
 register_backend("bundle", _has("bundle.json"), _LOADER, "bundle.json")
 register_backend("genai", _has("genai_config.json"), _LOADER, "genai_config.json")
 register_backend("optimum", _has("config.json", "*.onnx"), _LOADER, "config.json beside an .onnx file")
+register_backend(
+    "gguf",
+    lambda path: path.is_file() and path.suffix.lower() == ".gguf",
+    "edgespec.backends.llamacpp.model:load",
+    "a .gguf file",
+)

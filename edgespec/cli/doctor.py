@@ -38,6 +38,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "qnn": ("run on the NPU of a Snapdragon (emulated on Linux x86-64)", ("onnxruntime", "onnxruntime-qnn")),
     "openvino": ("run on Intel CPUs, GPUs and NPUs", ("onnxruntime", "onnxruntime-ep-openvino")),
     "webgpu": ("run on a GPU through WebGPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
+    "llamacpp": ("run GGUF files in llama.cpp and quantize to its types", ("llama-cpp-python",)),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
     "bench": ("measure memory in the benchmarks", ("psutil", "matplotlib")),
 }  # extra -> (what it is for, the packages it brings)

@@ -5,6 +5,8 @@ Options become `ExportOptions`; those that do not go with the format asked for a
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ from edgespec.cli.export_npu import NPU_OPTIONS, npu_options, write_static
 __all__ = ["command"]
 
 MOST_NOTES = 3
+GGUF_QUANTS = (
+    *("q8_0", "f16", "f32", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "iq4_xs", "q2_k"),
+    *("q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"),
+)
 
 
 def _comma_list(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -74,10 +80,10 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
 @click.option("--check-tokens", type=int, default=256, show_default=True, help="Length of the text compared.")
 @click.option(
     "--flavour",
-    type=click.Choice(["cpu", "npu"]),
+    type=click.Choice(["cpu", "npu", "gguf"]),
     default="cpu",
     show_default=True,
-    help="Of a bundle. npu: graphs of fixed shapes in plain operators; of a TinyDraft with --target.",
+    help="npu: graphs of fixed shapes in plain operators; of a TinyDraft with --target. gguf: as --format gguf.",
 )
 @npu_options
 @click.option(
@@ -86,16 +92,19 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
     type=click.Choice(["bundle", "gguf", "hf"]),
     default="bundle",
     show_default=True,
-    help="gguf: a file for llama.cpp, with --gguf-type. hf: a Hugging Face folder in float32.",
+    help="gguf: a file for llama.cpp, with --quant. hf: a Hugging Face folder in float32.",
 )
 @click.option("--target", help="Of a TinyDraft (--format hf, --flavour npu), whose tables it takes: a pair or a path.")
 @click.option(
+    "--quant",
     "--gguf-type",
-    type=click.Choice(["q8_0", "f16", "f32"]),
+    "gguf_type",
+    type=click.Choice(GGUF_QUANTS),
     default="q8_0",
     show_default=True,
-    help="Of a GGUF's matrices.",
+    help="Of a GGUF's matrices; all but the first three are made by llama.cpp.",
 )
+@click.option("--requantize", is_flag=True, help="With --format gguf, quantize weights that are low-bit already.")
 @click.option("--force", is_flag=True, help="Replace the bundle or file that OUT is.")
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, no progress bar.")
 @click.pass_context
@@ -107,6 +116,7 @@ def command(
     flavour: str,
     file_format: str,
     gguf_type: str,
+    requantize: bool,
     target: str | None,
     check: bool,
     min_top1: float | None,
@@ -122,9 +132,11 @@ def command(
     from edgespec.bundle import Bundle
     from edgespec.errors import ConfigError
 
+    if flavour == "gguf" and file_format in ("bundle", "gguf"):
+        flavour, file_format = "cpu", "gguf"
     _refuse_strangers(context, file_format, flavour)
     if file_format == "gguf":
-        _write_gguf(source, out, gguf_type, force=force, as_json=as_json)
+        _write_gguf(source, out, gguf_type, requantize=requantize, force=force, as_json=as_json)
         return
     if file_format == "hf":
         _write_hf(source, target, out, as_json=as_json)
@@ -147,11 +159,12 @@ def command(
 _COMMON = {"source", "out", "flavour", "file_format", "as_json"}
 _CHECK = {"check", "min_top1", "max_kld", "check_tokens"}
 _OWN: dict[str, set[str] | None] = {
-    "--format gguf": {"gguf_type", "force"},
+    "--format gguf": {"gguf_type", "requantize", "force"},
     "--format hf": {"target"},
     "--flavour npu": {"name", "taps", "keep_layers", "n_ctx", "target", "force", *_CHECK, *NPU_OPTIONS},
     "--flavour cpu": None,
 }
+_NOT_CPU = ("gguf_type", "requantize", "target", *NPU_OPTIONS)
 
 
 def _refuse_strangers(context: click.Context, file_format: str, flavour: str) -> None:
@@ -165,21 +178,26 @@ def _refuse_strangers(context: click.Context, file_format: str, flavour: str) ->
     for parameter in context.command.params:
         name = str(parameter.name)
         is_given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        is_stranger = name not in _COMMON | own if own is not None else name in ("gguf_type", "target", *NPU_OPTIONS)
+        is_stranger = name not in _COMMON | own if own is not None else name in _NOT_CPU
         if is_given and is_stranger:
             raise ConfigError(f"{parameter.opts[0]} does not go with {what}: drop one of the two")
 
 
-def _write_gguf(source: Path, out: Path, gguf_type: str, *, force: bool, as_json: bool) -> None:
-    from edgespec_export.gguf_out import write_gguf
+def _write_gguf(source: Path, out: Path, gguf_type: str, *, requantize: bool, force: bool, as_json: bool) -> None:
+    from edgespec_export.gguf_quantize import export_gguf
 
     with progress(plain=as_json) as report:
-        write_gguf(source, out, type=gguf_type, progress=report, force=force)
+        made = export_gguf(source, out, type=gguf_type, requantize=requantize, progress=report, force=force)
     size = out.stat().st_size
     if as_json:
-        print_json({"path": str(out), "bytes": size, "type": gguf_type})
-    else:
-        click.echo(f"{gguf_type}, {format_bytes(size)}: {out}")
+        fallbacks = [asdict(item) for item in made.fallbacks]
+        print_json({"path": str(out), "bytes": size, "type": gguf_type, "types": made.types, "fallbacks": fallbacks})
+        return
+    click.echo(f"{gguf_type}, {format_bytes(size)}: {out}")
+    click.echo(f"tensors: {', '.join(f'{n} of {kind}' for kind, n in made.types.items())}")
+    groups = Counter((item.n_columns, item.wanted, item.type) for item in made.fallbacks)
+    for (columns, wanted, kind), n in groups.items():
+        say(f"note: {n} tensors are {kind}, as their rows of {columns} values are no whole blocks of {wanted}.")
 
 
 def _write_hf(source: Path, target: str | None, out: Path, *, as_json: bool) -> None:

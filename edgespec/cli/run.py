@@ -64,19 +64,21 @@ def load_llm(values: dict[str, Any], *, verify: bool = False) -> LLM:
     A known pair's own default draft is used where none is named. verify: compare every file of a bundle with the hash
     that it lists; raises BundleError.
     """
+    from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.loading import kind_of, resolve_options
     from edgespec.pairs import default_draft, ensure
 
     kwargs = engine_kwargs(values)
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
+    runtime = Device.parse(values["device"]).runtime
     if draft is None and draft_model is None:
-        draft, draft_model = default_draft(values["model"])
+        draft, draft_model = default_draft(values["model"], runtime)
     resolve_options(draft, draft_model, kwargs, values["model"])  # mistakes are said before anything is downloaded
     with console.progress(plain=values["as_json"]) as report:
-        model = ensure(values["model"], progress=report)
+        model = ensure(values["model"], report, runtime)
         if draft_model is not None and kind_of(draft_model) == "model":
-            draft_model = ensure(draft_model, progress=report)
+            draft_model = ensure(draft_model, report, Device.parse(values["draft_device"]).runtime)
         if verify:
             _verify([model, draft_model], report)
         llm = LLM(model, draft=draft, draft_model=draft_model, progress=report, **kwargs)

@@ -9,16 +9,23 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["tiny_strings", "write_tokenizer"]
+__all__ = ["N_SPECIAL", "paired_strings", "tiny_strings", "write_tokenizer"]
 
-_SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
+SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
+N_SPECIAL = len(SPECIAL)
 
 
 def tiny_strings(n_vocab: int) -> list[str]:
     """The token strings of ids 0..n_vocab: three special ones, then printable ASCII from "a" on, then pairs."""
     letters = [chr(code) for code in (*range(97, 123), *range(65, 91), *range(48, 58), 0x120, 0x10A)]
     pairs = [a + b for a in letters for b in letters]
-    return [*_SPECIAL, *letters, *pairs][:n_vocab]
+    return [*SPECIAL, *letters, *pairs][:n_vocab]
+
+
+def paired_strings(n_vocab: int) -> list[str]:
+    """The same with at least one pair: a GGUF's vocabulary needs a merge."""
+    strings = tiny_strings(n_vocab)
+    return strings if any(len(token) == 2 for token in strings) else [*strings[:-1], "ab"]
 
 
 def write_tokenizer(folder: Path, n_vocab: int, *, strings: Sequence[str] | None = None) -> Path:
@@ -30,7 +37,7 @@ def write_tokenizer(folder: Path, n_vocab: int, *, strings: Sequence[str] | None
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(tokens[: len(_SPECIAL)])],
+        "added_tokens": [{"id": i, "content": token, **flags} for i, token in enumerate(tokens[:N_SPECIAL])],
         "normalizer": None,
         "pre_tokenizer": level,
         "post_processor": None,
@@ -45,7 +52,7 @@ def write_tokenizer(folder: Path, n_vocab: int, *, strings: Sequence[str] | None
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [list(token) for token in tokens[len(_SPECIAL) :] if len(token) == 2],
+            "merges": [list(token) for token in tokens[N_SPECIAL:] if len(token) == 2],
         },
     }
     path = folder / "tokenizer.json"

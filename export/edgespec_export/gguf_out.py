@@ -22,7 +22,7 @@ from edgespec_export.gguf_tokenizer import tokenizer_metadata
 from edgespec_export.rope import RopeConfig, frequencies
 from edgespec_export.sources import GGUF_NAMES, GGUF_PARTS, open_source
 
-__all__ = ["GGUF_TYPES", "write_gguf"]
+__all__ = ["GGUF_TYPES", "check_place", "write_gguf"]
 
 FloatArray = NDArray[np.float32]
 GGUF_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # name -> llama.cpp's general.file_type
@@ -48,7 +48,7 @@ def write_gguf(
         raise ConfigError(f"type is {type!r}; use one of {', '.join(GGUF_TYPES)}.")
     gguf = _gguf()
     out = Path(out)
-    _check_place(out, force)
+    check_place(out, force)
     opened = open_source(source)
     config = opened.config
     check_shapes(config, opened.shapes)
@@ -80,7 +80,7 @@ def _gguf() -> Any:
     return gguf
 
 
-def _check_place(out: Path, force: bool) -> None:
+def check_place(out: Path, force: bool) -> None:
     if out.suffix.lower() != ".gguf":
         raise ExportRefusedError(f"{out} does not end in .gguf, by which such a file is known: choose another name.")
     if out.is_dir():

@@ -17,6 +17,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    if request.param.startswith("llamacpp"):
+        pytest.importorskip("llama_cpp", reason="llama.cpp is missing: pip install 'edgespec[llamacpp]'")
     device = request.config.getoption("--device")
     options = {} if device == "cpu" else {"device": device}
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param), **options)

@@ -17,12 +17,14 @@ from npu.emulator import own_cache, require_qnn
 
 from edgespec.backends import load_model
 from edgespec.testing import TableModel
+from edgespec.testing.gguf_models import write_gguf
 from edgespec.testing.onnx_models import write_bundle, write_genai, write_optimum
 from edgespec.testing.tiny import TinySpec, tiny_logits, tiny_weights
 from edgespec.types import FloatArray, Model
 
 SPEC = TinySpec()
 WINDOWED = TinySpec(window=8)
+WIDE_HEADS = TinySpec(head_dim=32)  # which cached blocks of 32 values divide
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,30 @@ def one_pass_case(name: str, folder: Path, atol: float = 0.05, **options: Any) -
 
     def one_pass(tokens: Sequence[int]) -> FloatArray:
         session = plain.open_session()
+        logits = session.forward(tokens).logits.copy()
+        session.close()
+        return logits
+
+    return Case(name, model, one_pass, atol)
+
+
+def llama_case(
+    name: str, path: Path, atol: float = 1e-4, type: str = "F32", spec: TinySpec = SPEC, **options: str
+) -> Case:
+    """A GGUF in llama.cpp, all in floats by default; flash attention rounds keys and values to half precision.
+
+    Of quantized ones the truth is one pass in a fresh session; activations are rounded to 8 bits, which kernels of
+    other row counts may do on another side.
+    """
+    file = write_gguf(path / "tiny.gguf", spec, type=type)
+    floats = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    model = load_model(file, device="llamacpp:cpu", threads=1, device_options={**floats, **options})
+    if type == "F32":
+        weights = tiny_weights(spec)
+        return Case(name, model, lambda tokens: tiny_logits(spec, tokens, weights), atol)
+
+    def one_pass(tokens: Sequence[int]) -> FloatArray:
+        session = model.open_session()
         logits = session.forward(tokens).logits.copy()
         session.close()
         return logits
@@ -120,6 +146,13 @@ BUILDERS: dict[str, Callable[..., Case]] = {
     ),
     "genai-one-row": lambda path, **on: float_case("genai-one-row", write_genai(path, one_row=True), SPEC, **on),
     "genai-window": lambda path, **on: float_case("genai-window", write_genai(path, WINDOWED), WINDOWED, **on),
+    "llamacpp": lambda path: llama_case("llamacpp", path),
+    "llamacpp-shared": lambda path: llama_case("llamacpp-shared", path, sequences="4"),
+    "llamacpp-flash": lambda path: llama_case("llamacpp-flash", path, 0.03, flash_attn="on"),
+    "llamacpp-q8": lambda path: llama_case("llamacpp-q8", path, 0.25, "Q8_0"),
+    "llamacpp-q4": lambda path: llama_case(
+        "llamacpp-q4", path, 0.5, "Q4_0", WIDE_HEADS, flash_attn="on", type_k="q8_0", type_v="q8_0"
+    ),
     "optimum": lambda path, **on: float_case("optimum", write_optimum(path), SPEC, **on),
     "optimum-window": lambda path, **on: float_case("optimum-window", write_optimum(path, WINDOWED), WINDOWED, **on),
 }
@@ -127,6 +160,6 @@ BUILDERS: dict[str, Callable[..., Case]] = {
 # What runs in environments of their own (`pytest --device NAME`), where a call may take a second.
 ON_DEVICE: dict[str, tuple[str, ...]] = {
     "cpu": tuple(BUILDERS),
-    "openvino:cpu": tuple(name for name in BUILDERS if not name.startswith(("table", "static"))),
+    "openvino:cpu": tuple(name for name in BUILDERS if not name.startswith(("table", "static", "llamacpp"))),
     "webgpu": ("bundle", "bundle-int4", "optimum"),
 }

@@ -165,7 +165,7 @@ def test_command_line(llama: Path, tmp_path: Path) -> None:
     assert printed["bytes"] == (tmp_path / "out.gguf").stat().st_size
     with pytest.raises(ConfigError, match="--taps does not go with --format gguf"):
         CliRunner().invoke(command, [*arguments, "--taps", "final"], catch_exceptions=False)
-    with pytest.raises(ConfigError, match="--gguf-type does not go with --format bundle"):
+    with pytest.raises(ConfigError, match="--quant does not go with --flavour cpu"):
         CliRunner().invoke(command, [str(llama), str(tmp_path / "out"), "--gguf-type", "f16"], catch_exceptions=False)
 
 
@@ -235,5 +235,5 @@ def test_command_line_for_a_tinydraft(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert json.loads(result.stdout.strip().splitlines()[-1])["path"] == str(tmp_path / "out")
     assert open_source(tmp_path / "out").config.n_layers == 2
-    with pytest.raises(ConfigError, match="--target does not go with --format bundle"):
+    with pytest.raises(ConfigError, match="--target does not go with --flavour cpu"):
         CliRunner().invoke(command, [str(source), str(tmp_path / "o"), "--target", "x"], catch_exceptions=False)

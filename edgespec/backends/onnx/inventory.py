@@ -125,17 +125,14 @@ def _takes(device: Device, what: str) -> bool:
 
 def _try_llamacpp(device: Device) -> dict[str, Any]:
     """llama.cpp runs GGUF files on the CPU, and on what else it was built for."""
-    try:
-        import llama_cpp
+    from edgespec.backends.llamacpp.library import library
+    from edgespec.backends.llamacpp.settings import find_devices
 
-        has_gpu = bool(llama_cpp.llama_supports_gpu_offload())
-    except Exception as error:  # broken builds raise anything
-        return {"usable": False, "hint": f"llama_cpp does not load: {type(error).__name__}: {str(error)[:200]}"}
-    if device.kind != "cpu" and not has_gpu:
-        return {
-            "usable": False,
-            "hint": f"this llama-cpp-python is built for the CPU alone: build it for your {device.kind}",
-        }
+    try:
+        library()
+        find_devices(device)
+    except EdgeSpecError as error:
+        return {"usable": False, "hint": str(error)}
     found: Mapping[str, Any] = {"dynamic_shapes": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
     return {"usable": True, "emulated": False, **found}
 
