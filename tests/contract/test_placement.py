@@ -150,6 +150,18 @@ def test_a_missing_package_is_named_with_its_extra(name: str, said: str, monkeyp
         find_device(name)
 
 
+def test_a_number_that_a_built_in_provider_cannot_honour_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.backends.onnx import providers
+
+    ort = providers.import_onnxruntime()
+    monkeypatch.setattr(providers, "locate", providers.locate.__wrapped__)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["WebGpuExecutionProvider", "CUDAExecutionProvider"])
+    assert find_device("cuda:1").name == "cuda:1"
+    assert find_device("webgpu:0").name == "webgpu:0"
+    with pytest.raises(BackendError, match=r"device 'webgpu:1'.*takes no number: write webgpu"):
+        find_device("webgpu:1")
+
+
 def test_devices_of_llamacpp_are_not_for_onnx_models() -> None:
     with pytest.raises(ConfigError, match="'llamacpp:cpu' runs GGUF files"):
         find_device("llamacpp")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +121,12 @@ def test_engine_options_refuse_unknown_devices_before_anything_is_loaded() -> No
         "n_ctx": 9,
         "threads": None,
     }
+
+
+def test_every_provider_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs/devices.md").read_text(encoding="utf-8")
+    table, _, history = page.partition("## What has run where")
+    for row in PROVIDERS.values():
+        assert re.search(rf"^\| .*`{row.name}[`\[:]", table, re.MULTILINE), row.name
+        assert row.install in table, row.name
+        assert row.name in history, row.name

@@ -23,6 +23,7 @@ __all__ = ["Located", "find_device", "import_onnxruntime", "locate", "provider_o
 
 # The emulator has to be told which chip it is: Snapdragon 8 Gen 3. A real one tells by itself.
 EMULATED_SOC = {"soc_model": "57", "htp_arch": "75"}
+NUMBERED = ("cuda", "directml", "openvino")  # built-in providers that take the number of a device
 COREML_UNITS = {"npu": "CPUAndNeuralEngine", "gpu": "CPUAndGPU", "cpu": "CPUOnly"}
 
 
@@ -83,6 +84,11 @@ def locate(device: Device) -> Located:
     ort, row = import_onnxruntime(), device.row
     if row.plugin is None or util.find_spec(row.plugin) is None:
         if row.ep_name in ort.get_available_providers():
+            if device.index and row.name not in NUMBERED:
+                raise BackendError(
+                    f"device {device.name!r}: {row.name} built into onnxruntime uses the GPU that the system prefers, "
+                    f"and takes no number: write {row.name}"
+                )
             return Located(device)
         raise MissingDependencyError(
             f"device {device.name!r} needs {row.ep_name}, which onnxruntime {ort.__version__} does not have here: "
