@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+__all__ = ["main"]
+
 
 def main(folder: str, ids_path: str, logits_path: str) -> None:
     """Write [n, n_vocab] float32 logits of one pass over the ids, without a cache."""
