@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 PARAMS = SamplingParams(temperature=0.7, seed=4, max_tokens=24, ignore_eos=True)
 REFUSED = {"draft_device": "qnn:htp", "draft_device_options": {"soc_model": "none"}}
 needs_qnn = pytest.mark.skipif(
-    not (sys.platform == "linux" and platform.machine() == "x86_64"),
-    reason="the emulator of the NPU is in the package for Linux x86-64 alone",
+    sys.platform != "linux" or platform.machine() != "x86_64" or util.find_spec("onnxruntime_qnn") is None,
+    reason="needs the emulator of the NPU: pip install 'edgespec[qnn]' on Linux x86-64",
 )
 
 

@@ -5,8 +5,10 @@ Graphs of three operators, one of which (Erf) the NPU does not take; with an ope
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ from edgespec.types import Model
 
 WIDTH = 32
 needs_qnn = pytest.mark.skipif(
-    not (sys.platform == "linux" and __import__("platform").machine() == "x86_64"),
-    reason="the emulator of the NPU is in the package for Linux x86-64 alone",
+    sys.platform != "linux" or platform.machine() != "x86_64" or util.find_spec("onnxruntime_qnn") is None,
+    reason="needs the emulator of the NPU: pip install 'edgespec[qnn]' on Linux x86-64",
 )
 
 

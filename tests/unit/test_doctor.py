@@ -7,6 +7,7 @@ import json
 import sys
 import tomllib
 import types
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgespec import __version__
+from edgespec.backends.onnx.inventory import list_devices
 from edgespec.cli import doctor, main
 from edgespec.config import config_dir
 from edgespec.cpu import CpuTopology, read_topology
@@ -21,8 +23,12 @@ from edgespec.cpu import CpuTopology, read_topology
 ROOT = Path(__file__).resolve().parents[2]
 
 
+tried_once = cache(list_devices)  # a child process for each provider
+
+
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "list_devices", tried_once)
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("EDGESPEC_OFFLINE", raising=False)
@@ -147,6 +153,6 @@ def test_a_library_that_crashes_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_p
     package.mkdir()
     (package / "__init__.py").write_text("import os\nos.kill(os.getpid(), 11)\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    (row,) = [row for row in doctor.examine()["devices"] if row["name"] == "webgpu"]
+    (row,) = [row for row in list_devices() if row["name"] == "webgpu"]
     assert row["usable"] is False
     assert row["hint"].startswith("trying onnxruntime-ep-webgpu was killed by signal 11 (SIGSEGV)")
