@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgespec.devices import name_some
+from edgespec.devices import Device, fixed_shapes_hint, name_some
 from edgespec.types import ModelInfo
 
 __all__ = ["DeviceUse", "device_line", "device_notes", "devices_json", "use_of"]
@@ -46,9 +46,11 @@ class DeviceUse:
         """What the user should know, if anything."""
         if not self.fallbacks:
             return None
+        n_nodes = sum(self.nodes.values())
+        hint = fixed_shapes_hint(Device.parse(self.device), self.n_fallen, n_nodes)
         return (
-            f"{what} on {self.device}: {self.n_fallen} of {sum(self.nodes.values())} nodes run on the CPU instead "
-            f"({name_some(self.fallbacks)}); strict_device (--strict-device) makes this an error"
+            f"{what} on {self.device}: {self.n_fallen} of {n_nodes} nodes run on the CPU instead "
+            f"({name_some(self.fallbacks)}); strict_device (--strict-device) makes this an error{hint}"
         )
 
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from edgespec.config import nearest
 from edgespec.errors import ConfigError
 
-__all__ = ["GENERIC", "KINDS", "PROVIDERS", "Device", "Provider", "device_names", "name_some", "read_device_options"]
+__all__ = [
+    "GENERIC",
+    "KINDS",
+    "PROVIDERS",
+    "Device",
+    "Provider",
+    "device_names",
+    "fixed_shapes_hint",
+    "name_some",
+    "read_device_options",
+]
 
 KINDS = ("npu", "gpu", "cpu")
 GENERIC = ("npu", "gpu")  # kinds that are names too: the first provider of that kind that this system has
@@ -226,6 +236,13 @@ class Device:
             if word is not None and row.runtime == runtime and (self.index is None or row.has_index or not self.index):
                 found.append(Device(row.name, self.kind, word, self.index if row.has_index else None))
         return tuple(found)
+
+
+def fixed_shapes_hint(device: Device, n_fallen: int, n_nodes: int) -> str:
+    """What to do where a device that takes graphs of fixed shapes alone has taken nothing; empty elsewhere."""
+    if not device.provider or not device.row.is_static or n_fallen < n_nodes:
+        return ""
+    return f"; {device.provider} takes graphs of fixed shapes alone: use a bundle made with --flavour npu"
 
 
 def device_names() -> list[str]:

@@ -20,7 +20,7 @@ __all__ = ["run_notes"]
 def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
     """The notes for a request of `n_prompt` tokens that asks for `max_tokens`."""
     info, options = llm.target.info, llm.options
-    notes = device_notes(use_of(info), llm.draft_uses)
+    notes = [*device_notes(use_of(info), llm.draft_uses), *_emulated(llm)]
     if max_tokens > (room := info.n_ctx - n_prompt):
         notes.append(
             f"max_tokens is {max_tokens:,}, but the context of {info.n_ctx:,} tokens has room for {room:,} after "
@@ -40,3 +40,14 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
     for kind, reason in failed.items():
         notes.append(off_note(kind, reason, is_last=not llm.working_drafts and kind == [*failed][-1]))
     return notes
+
+
+def _emulated(llm: LLM) -> list[str]:
+    """Times of emulated hardware mislead, so a run on it says so."""
+    names = {llm.target.info.device, *(use.device for use in llm.draft_uses.values())} - {"cpu"}
+    if not names:
+        return []
+    from edgespec.backends.onnx.providers import is_emulated
+
+    emulated = sorted(name for name in names if is_emulated(name))
+    return [f"{name} is emulated here: its times say nothing about the real one" for name in emulated]

@@ -7,6 +7,7 @@ it knows nothing about what the commands do.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import os
@@ -208,7 +209,7 @@ def _check_setting(path: Path, key: str, value: Any, parameter: click.Parameter)
     if getattr(parameter, "is_flag", False):
         kinds, wanted = (bool,), "true or false"
     elif getattr(parameter, "multiple", False):
-        kinds, wanted = (list,), "a list"
+        kinds, wanted = (builtins.list,), "a list"  # the command `list` lies over the name here
     elif isinstance(parameter.type, click.types.IntParamType):
         kinds, wanted = (int,), "a whole number"
     elif isinstance(parameter.type, click.types.FloatParamType):

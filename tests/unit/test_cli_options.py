@@ -44,6 +44,25 @@ def test_the_configuration_file_takes_the_new_names(tmp_path: Path) -> None:
     assert "tree is 1, but it must be true or false" in CliRunner().invoke(main, ["--config", str(path), "list"]).stderr
 
 
+def test_device_options_by_every_name(tmp_path: Path) -> None:
+    """`--device-option` as llama.cpp's users expect one at a time; a list in the file; the same checks for both."""
+    path = tmp_path / "config.toml"
+    for text in ('[run]\ndevice-options = ["fast"]\n', '[run]\ndevice_option = ["fast"]\n'):
+        path.write_text(text, encoding="utf-8")
+        result = CliRunner().invoke(main, ["--config", str(path), "run", "hello"])
+        assert (result.exit_code, "device_options: 'fast' is not KEY=VALUE" in result.stderr) == (2, True), (
+            result.stderr
+        )
+    path.write_text('[run]\ndevice-options = "a=1"\n', encoding="utf-8")
+    assert "must be a list" in CliRunner().invoke(main, ["--config", str(path), "list"]).stderr
+    for flag in ("--device-option", "--draft-device-option"):
+        result = CliRunner().invoke(main, ["run", "hello", flag, "a=1", flag, "a=2"])
+        assert (result.exit_code, "'a' is given twice" in result.stderr) == (2, True), result.stderr
+    for flag in ("--device", "--target-device", "--draft-device"):
+        result = CliRunner().invoke(main, ["run", "hello", flag, "qnn:tpu"])
+        assert (result.exit_code, "qnn has no 'tpu'" in result.stderr) == (2, True), result.stderr
+
+
 def test_kinds_of_the_command_line_are_those_of_files() -> None:
     """`early-exit` is `exit` in files and in `edgespec train`; a wrong row here sends people to another command."""
     train = main.get_command(click.Context(main), "train")

@@ -25,7 +25,7 @@ from edgespec.backends.onnx.providers import (
     locate,
     provider_options,
 )
-from edgespec.devices import Device, name_some
+from edgespec.devices import Device, fixed_shapes_hint, name_some
 from edgespec.errors import BackendError
 
 __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxruntime", "placement", "short_message"]
@@ -102,11 +102,13 @@ def create_runtime(
             f"onnxruntime {ort.__version__} cannot load {path}{where}: {short_message(error)}"
         ) from error
     if strict and (found := _listed(runtime, device)).n_fallen:
-        total = "" if device.row.is_unlisted else f" of {sum(found.nodes.values())}"
+        n_nodes = sum(found.nodes.values())
+        total = "" if device.row.is_unlisted else f" of {n_nodes}"
+        hint = fixed_shapes_hint(device, found.n_fallen, n_nodes)
         raise BackendError(
             f"{path}: {found.n_fallen}{total} nodes are not taken by device {device.name!r} "
             f"and would run on the CPU ({name_some(found.fallbacks)}): export the model for that device, "
-            "choose another one, or drop strict_device (--strict-device)"
+            f"choose another one, or drop strict_device (--strict-device){hint}"
         )
     return runtime
 

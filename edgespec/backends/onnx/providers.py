@@ -19,7 +19,7 @@ from typing import Any
 from edgespec.devices import PROVIDERS, Device
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, MissingDependencyError
 
-__all__ = ["Located", "find_device", "import_onnxruntime", "locate", "provider_options"]
+__all__ = ["Located", "find_device", "import_onnxruntime", "is_emulated", "locate", "provider_options"]
 
 # The emulator has to be told which chip it is: Snapdragon 8 Gen 3. A real one tells by itself.
 EMULATED_SOC = {"soc_model": "57", "htp_arch": "75"}
@@ -107,6 +107,12 @@ def locate(device: Device) -> Located:
     if (index := device.index or 0) >= len(chosen):
         raise BackendError(f"device {device.name!r}: {row.package} finds {len(chosen)} of that kind, numbered from 0")
     return Located(device, (chosen[index],), is_emulated=row.name == "qnn" and not wanted and _is_linux_x86())
+
+
+def is_emulated(name: str) -> bool:
+    """Whether the device of a loaded model is a library that acts as the hardware."""
+    device = Device.parse(name)
+    return device.provider == "qnn" and locate(device).is_emulated
 
 
 def provider_options(located: Located, threads: int, given: Mapping[str, str]) -> dict[str, str]:
