@@ -105,9 +105,12 @@ def _from_profile(model: Model, profile: Profile) -> ProbeReport:
 def probe_exact_rows(model: Model, *, max_rows: int = 256) -> ProbeReport:
     """Probe row counts 1..max_rows on a throw-away session, as far as the context and the backend allow.
 
-    A few seconds for a model of 135M parameters on two cores. Raises what the model's forward raises.
+    A few seconds for a model of 135M parameters on two cores. A model that runs all calls at one width (`fixed_width`)
+    is tried by a few calls. Raises what the model's forward raises.
     """
     info = model.info
+    if (width := getattr(model, "fixed_width", None)) is not None:
+        return _probe_fixed(model, width)
     limit = min(max_rows, info.max_rows or max_rows, max(1, info.n_ctx // 2))
     session = model.open_session()
     exact, n_best, tested = None, 0, set[int]()
@@ -127,6 +130,37 @@ def probe_exact_rows(model: Model, *, max_rows: int = 256) -> ProbeReport:
     finally:
         session.close()
     return ProbeReport(exact, difference, flips, tuple(sorted(tested)), n_single, gap)
+
+
+def _probe_fixed(model: Model, width: int) -> ProbeReport:
+    """Whether rows keep their bits wherever in a call of `width` rows they stand, whatever the others are.
+
+    The kernels are the same for every call, so rows can differ by their place alone; a device may take a second a call.
+    """
+    session = model.open_session()
+    session.exact = exact = ExactRows(1, width)  # type: ignore[attr-defined]
+    n = min(2 * width, model.info.n_ctx)
+    tokens = np.random.default_rng(20_26).integers(0, model.info.n_vocab, n).tolist()
+    try:
+        whole = _rows_of(session, tokens, [width, width])
+        single = _rows_of(session, tokens[:width], [1] * width)
+        shifted = _rows_of(session, tokens, [1, width, width])
+    finally:
+        session.close()
+    same = np.array_equal(whole[:width], single) and np.array_equal(whole, shifted)
+    flips = int((whole[:width].argmax(axis=1) != single.argmax(axis=1)).sum())
+    difference = float(np.abs(whole[:width] - single).max())
+    return ProbeReport(exact if same else None, difference, flips, tuple(sorted({1, width})), width)
+
+
+def _rows_of(session: Session, tokens: Sequence[int], calls: Sequence[int]) -> FloatArray:
+    """[len(tokens), n_vocab] logits, run in calls of these lengths as far as there are tokens."""
+    session.keep(0)
+    parts = []
+    for n in calls:
+        if piece := tokens[session.n_past : session.n_past + n]:
+            parts.append(session.forward(piece).logits.copy())
+    return np.concatenate(parts)
 
 
 class _Probe:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.zoo_config import ZooConfig
 from edgespec_export.config import ModelConfig
 from edgespec_export.layers import LayerGraph
 from edgespec_export.matrices import Matrices
@@ -146,11 +145,10 @@ class StaticDraftGraph(StaticDecoderGraph):
         *,
         width: int,
         context: int,
-        zoo: ZooConfig,
         n_extra: int,
     ) -> None:
         super().__init__(config, options, matrices, width=width, context=context)
-        self.zoo, self.n_extra = zoo, n_extra
+        self.n_extra = n_extra
 
     def logits(self, rows: str) -> None:
         extra = self.take("extra_rows", "FLOAT", [self.n_extra, self.config.n_embd])

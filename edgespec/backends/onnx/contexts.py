@@ -32,6 +32,8 @@ __all__ = ["Contexts", "compiled", "compiler", "from_bundle", "run_child"]
 _log = logging.getLogger(__name__)
 CHILD = (sys.executable, "-m", "edgespec.backends.onnx.npu_child")
 _KEPT_LINES = 3
+# Without it, the provider leaves what turns the host's floats into integers and back to the CPU.
+_OPTIONS = {"w8a16": {"offload_graph_io_quantization": "0"}}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def compiled(bundle: Bundle, place: Place, soc: Soc | None) -> Contexts:
     """
     static = bundle.info.static
     assert static is not None
-    options = {**place.options, **(soc.options if soc else {})}
+    options = {**_OPTIONS.get(static["dtype"], {}), **place.options, **(soc.options if soc else {})}
     widths = static["widths"]
     hashes = [bundle.files[name]["sha256"] for name in sorted(bundle.files) if ".onnx" in name]
     key = json.dumps([hashes, sorted(options.items()), compiler(), widths])

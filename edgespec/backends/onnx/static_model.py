@@ -47,6 +47,11 @@ class StaticModel:
         return self._graphs.widths
 
     @property
+    def fixed_width(self) -> int:
+        """Rows of every call of a session whose `exact` is set."""
+        return self._graphs.widest
+
+    @property
     def content_key(self) -> str:
         """Names the weights, the runtime's version, the device and the threads: what decides on kernels."""
         version = import_onnxruntime().__version__
