@@ -26,7 +26,7 @@ from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.scheduler import run_serial
 from edgespec.engine.stops import TokenStop
 from edgespec.errors import BackendError, CacheError, ConfigError
-from edgespec.loading import NO_DRAFT_MODEL, PLAIN_GRAPH, Loaded, load, refuse_unused, resolve_options
+from edgespec.loading import NO_DRAFT_MODEL, Loaded, load, refuse_unused, resolve_options
 from edgespec.noise import Noise
 from edgespec.options import BUNDLED_DRAFTS
 from edgespec.outputs import CompletionOutput, Delta, RequestOutput
@@ -166,7 +166,7 @@ class LLM:
         A target that was loaded for trees or in two halves is slower there; its model.onnx is then loaded beside it.
         """
         folder, options = self.loaded.folder, self.options
-        if folder is None or self.loaded.graph in (PLAIN_GRAPH, folder.name):
+        if folder is None or not self.loaded.has_other_plain:
             plain = self.variant(draft="none", exact=False)
             try:
                 yield plain

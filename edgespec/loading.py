@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec import zoo
-from edgespec.bundle import Bundle
+from edgespec.bundle import Bundle, static_graph
 from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
@@ -29,7 +29,7 @@ from edgespec.zoo import StaticShape
 if TYPE_CHECKING:
     from edgespec.text import Tokenizer
 
-__all__ = ["NO_DRAFT_MODEL", "PLAIN_GRAPH", "Loaded", "kind_of", "load", "refuse_unused", "resolve_options"]
+__all__ = ["NO_DRAFT_MODEL", "Loaded", "kind_of", "load", "refuse_unused", "resolve_options"]
 
 NO_DRAFT_MODEL = "draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'"
 PLAIN_GRAPH, TREE_GRAPH = "model.onnx", "tree.onnx"
@@ -65,6 +65,11 @@ class Loaded:
         return {
             kind: draft.use if isinstance(draft, PlainHead) else use_of(draft.info) for kind, draft in models.items()
         }
+
+    @property
+    def has_other_plain(self) -> bool:
+        """Whether plain decoding is faster on a graph of the folder that is not loaded."""
+        return self.folder is not None and self.graph in (TREE_GRAPH, " + ".join(SPLIT_GRAPHS))
 
     def close(self) -> None:
         self.target.close()
@@ -259,6 +264,8 @@ def _load_target(
     graph = TREE_GRAPH if has_tree_graph else " + ".join(SPLIT_GRAPHS) if split else PLAIN_GRAPH
     if folder.is_file():
         graph = folder.name
+    elif isinstance(widths := getattr(target, "widths", None), tuple):
+        graph = " or ".join(map(static_graph, widths))
     return Loaded(target, tokenizer or _tokenizer_of(target, folder), folder, graph)
 
 

@@ -56,6 +56,7 @@ class _Part:
     graph: Callable[[Matrices, int], StaticDecoderGraph]
     embedding: Callable[[], NDArray[np.float32]]
     reference: ReferenceModel
+    n_ids: int  # of the tokens that go in, which a draft has more of than logits columns
     extra: tuple[int, ...]  # tokens of a draft's last logits columns while it is checked
     info: Callable[[Matrices], dict[str, Any]]
 
@@ -93,6 +94,7 @@ def export_static(
             ),
             lambda: weights("embed_tokens.weight"),
             ReferenceModel(config, weights),
+            config.n_vocab,
             (),
             lambda matrices: target_info(config, graph_options, matrices, opened, tokenizer, None),
         )
@@ -149,6 +151,7 @@ def export_static_draft(
             ),
             lambda: weights("embed_tokens.weight"),
             ReferenceModel(replace(config, is_tied=False), weights),
+            target.info.n_vocab,
             tuple(extra.tolist()),
             lambda matrices: draft_info(draft, target, config, graph_options, matrices),
         )
@@ -196,7 +199,10 @@ def _write(folder: Path, part: _Part, options: StaticOptions, check: CheckOption
     if check is not None:
         write_bundle(folder, info)
         report("check", 0, 1)
-        info["parity"] = measured(folder, Checked(part.config, part.reference, part.extra), options.dtype, check)
+        n_columns = part.config.n_vocab - (N_EXTRA - len(part.extra) if part.n_ids != part.config.n_vocab else 0)
+        text_config = replace(part.config, n_vocab=part.n_ids)
+        checked = Checked(text_config, part.reference, part.extra, n_columns)
+        info["parity"] = measured(folder, checked, options.dtype, check)
         report("check", 1, 1)
     if options.socs:
         write_bundle(folder, info)

@@ -129,7 +129,7 @@ def test_a_prompt_over_the_limit_names_both_numbers(folder: Path, model: StaticM
     session = model.open_session()
     with pytest.raises(ConfigError, match="exceed the context of 64"):
         session.forward([1] * 65)
-    with pytest.raises(ConfigError, match="n_ctx is 128, allowed are 1..64"):
+    with pytest.raises(ConfigError, match=r"n_ctx is 128, allowed are 1\.\.64"):
         load_model(folder, n_ctx=128)
     with pytest.raises(ConfigError, match=r"a tree of 5 tokens, and its widest graph takes 4 rows"):
         session.forward([1] * 5, parents=[-1, -1, 0, 1, 2])

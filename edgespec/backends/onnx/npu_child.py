@@ -40,7 +40,7 @@ def compile_graphs(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_tokens(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Logits of the request's tokens, every call on the widest graph, as logits.npy."""
+    """Logits of each of the request's texts, every call on the widest graph, one after the other as logits.npy."""
     import numpy as np
 
     from edgespec.backends import load_model
@@ -52,7 +52,11 @@ def run_tokens(request: Mapping[str, Any]) -> dict[str, Any]:
     session.exact = ExactRows(1, model.info.max_rows or 1)
     if request["extra"]:
         session.set_extra(request["extra"])
-    np.save(Path(request["out"]) / "logits.npy", session.forward(request["tokens"]).logits)
+    parts = []
+    for tokens in request["texts"]:
+        session.keep(0)
+        parts.append(session.forward(tokens).logits.copy())
+    np.save(Path(request["out"]) / "logits.npy", np.concatenate(parts))
     return {"nodes": dict(model.info.placement), "fallbacks": list(model.info.fallbacks)}
 
 

@@ -51,5 +51,5 @@ def find_soc(name: str) -> Soc:
     key = name.strip().lower().replace(" ", "-").replace("_", "-")
     if key not in SOCS:
         known = ", ".join(f"{soc.name} ({soc.title})" for soc in SOCS.values())
-        raise ConfigError(f"chip {name!r} is unknown{nearest(key, SOCS) or ''}: known are {known}")
+        raise ConfigError(f"chip {name!r} is unknown{nearest(key, SOCS) or ':'} known are {known}")
     return SOCS[key]
