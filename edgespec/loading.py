@@ -246,7 +246,10 @@ def _wants_static(name: str) -> bool:
     if not device.provider and device.runtime == "onnx":  # a generic name: whatever stands behind it here
         from edgespec.backends.onnx.devices import find_device
 
-        device = find_device(device)
+        try:
+            device = find_device(device)
+        except EdgeSpecError:  # said again where the draft is loaded, which may go on without one
+            return False
     return device.row.is_static and device.kind == "npu"
 
 
