@@ -19,7 +19,7 @@ from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
-from edgespec.errors import BackendError, ConfigError, IncompatibleError, MissingDependencyError
+from edgespec.errors import BackendError, ConfigError, EdgeSpecError, IncompatibleError, MissingDependencyError
 from edgespec.options import BUNDLED_DRAFTS, EngineOptions
 from edgespec.pairs import draft_hint, is_local, resolve
 from edgespec.types import Model
