@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgespec.compare import Difference, first_difference
-from edgespec.errors import ConfigError
+from edgespec.errors import BackendError, ConfigError
 from edgespec.llm import LLM
 from edgespec.outputs import CompletionOutput
 from edgespec.proof.faults import enumerate_faults
@@ -74,16 +74,25 @@ def check_pair(
 ) -> CheckReport:
     """Check `llm`'s target with its drafters. Takes the time of about 20 x max_tokens x prompts target steps.
 
-    Raises ConfigError where there is no drafter to check.
+    Raises ConfigError where there is no drafter to check, BackendError where one failed and plain decoding would be
+    held against itself.
     """
     if not llm.options.drafts:
         raise ConfigError("there is no draft to check: give --draft ngram, or a draft model with --draft-model")
+    _require_drafts(llm)
     progress("enumerating the acceptance rules")
     algorithm = check_algorithm()
     progress("probing rows")
     numerics = _numerics(llm)
     ids = [llm.encode_chat([{"role": "user", "content": text}]) for text in prompts]
-    return CheckReport(algorithm, numerics, _pair(llm, ids, max_tokens, seed, progress))
+    report = CheckReport(algorithm, numerics, _pair(llm, ids, max_tokens, seed, progress))
+    _require_drafts(llm)
+    return report
+
+
+def _require_drafts(llm: LLM) -> None:
+    for kind, reason in llm.loaded.failed.items():
+        raise BackendError(f"nothing to check with draft {kind}, which is off: {reason}")
 
 
 def check_algorithm() -> dict[str, Any]:

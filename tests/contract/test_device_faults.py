@@ -97,6 +97,14 @@ def test_a_draft_of_another_vocabulary_is_refused_whatever_its_device(folder: Pa
         run(folder, other, draft_device="qnn" if platform.machine() == "x86_64" else "cpu")
 
 
+def test_check_does_not_hold_plain_decoding_against_itself(folder: Path) -> None:
+    """With its draft off, a pair would pass whatever the draft does."""
+    arguments = ["check", str(folder), "-md", str(folder), "--draft-device", "directml", "-n", "8"]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "nothing to check with draft model, which is off: device 'directml' needs" in result.stderr
+
+
 @needs_qnn
 def test_the_command_line_says_it_once_and_the_report_shows_it(folder: Path) -> None:
     common = ["run", "-m", str(folder), "-md", str(folder), "--raw", "-n", "8", "--ignore-eos", "--temp", "0", "a b"]
