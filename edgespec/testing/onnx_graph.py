@@ -202,7 +202,7 @@ class TinyGraph:
         self.take("total_sequence_length", TensorProto.INT32, [])
         if self.has_tree:
             self.take("position_ids", TensorProto.INT64, [batch, "S"])
-            self.take("attention_bias", TensorProto.FLOAT, [batch, 1, "S", "total"])
+            self.take("attention_bias", self.kind, [batch, 1, "S", "total"])
         self.cache(first, end, "T", "T", batch)
         for layer in range(first, end):
             hidden = self.layer(hidden, layer, lambda qkv, i: self.gqa(qkv, i, "seqlens_k", "total_sequence_length"))

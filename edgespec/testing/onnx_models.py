@@ -33,17 +33,19 @@ def write_bundle(
     strings: Sequence[str] | None = None,
     tree: bool = False,
     exit_layer: int | None = None,
+    is_half: bool = False,
 ) -> Path:
     """Our bundle format; bits 32 is float, 4 is MatMulNBits. The tap "final" is the normed last hidden state.
 
     strings: the tokenizer's token strings, by default `edgespec.testing.tokenizer.tiny_strings`. tree: write tree.onnx
-    too. exit_layer: write the parts below and above it, and the head, too.
+    too. exit_layer: write the parts below and above it, and the head, too. is_half: float16 weights, cache and logits.
     """
     spec = spec or TinySpec()
+    dtype = np.float16 if is_half else np.float32
     weights = tiny_weights(spec) if weights is None else weights
     folder.mkdir(parents=True, exist_ok=True)
     for file, has_tree in (("model.onnx", False), *((("tree.onnx", True),) if tree else ())):
-        graph = TinyGraph(spec, weights, bits, has_tree=has_tree)
+        graph = TinyGraph(spec, weights, bits, dtype, has_tree=has_tree)
         hidden = graph.layers(graph.embed(graph.take("input_ids", TensorProto.INT64, ["B", "S"])), 0, spec.n_layers)
         final = graph.tap("final", graph.norm(hidden, "norm"))
         rows = graph.node("Gather", [final, graph.take("logits_rows", TensorProto.INT64, ["n"])], axis=0)

@@ -10,11 +10,13 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from spoiled import spoil
 
 from edgespec import LLM, SamplingParams
+from edgespec.backends import load_model
 from edgespec.cli import main
 from edgespec.errors import BackendError, EdgeSpecError, MissingDependencyError, NumericsError
 from edgespec.testing.onnx_models import write_bundle
@@ -89,6 +91,20 @@ def test_a_target_that_breaks_is_one_line_and_exit_1(folder: Path, how: str, dra
     (line,) = [line for line in result.stderr.splitlines() if line]
     assert line.startswith("Error: tiny: ")
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("n_past", [0, 3])
+def test_half_precision_with_rows_that_see_next_to_nothing(tmp_path: Path, n_past: int) -> None:
+    """CASES 34: the lowest half below zero plus a score is -inf, and a softmax over nothing but -inf is NaN."""
+    rows = []
+    for name, is_half in (("half", True), ("float", False)):
+        model = load_model(write_bundle(tmp_path / name, tree=True, is_half=is_half), tree=True, threads=1)
+        session = model.open_session()
+        if n_past:
+            session.forward([3, 5, 7], logits_rows=())
+        rows.append(session.forward([9, 11, 13, 15, 17, 19], parents=[-1, -1, -1, 0, 0, 3]).logits.copy())
+    assert np.isfinite(rows[0]).all()
+    np.testing.assert_allclose(rows[0], rows[1], atol=0.05)  # logits up to 12
 
 
 def test_a_draft_of_another_vocabulary_is_refused_whatever_its_device(folder: Path, tmp_path: Path) -> None:
