@@ -219,10 +219,10 @@ class LLM:
         if not ids:
             raise ConfigError("the prompt is empty: give at least one token")
         if len(ids) >= self.target.info.n_ctx:
-            raise ConfigError(
-                f"the prompt has {len(ids)} tokens, the context holds {self.target.info.n_ctx}: "
-                "shorten it or raise n_ctx (-c)"
-            )
+            is_fixed = hasattr(self.target, "fixed_width")
+            more = "export it for a longer context (--context)" if is_fixed else "raise n_ctx (-c)"
+            what = f"the prompt has {len(ids)} tokens, the context holds {self.target.info.n_ctx}"
+            raise ConfigError(f"{what}: shorten it or {more}")
         return ids
 
     def encode_chat(self, messages: Messages) -> list[int]:

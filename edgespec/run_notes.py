@@ -28,8 +28,10 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
         )
     if options.threads is not None and options.threads > (allowed := len(allowed_cpus())):
         notes.append(f"threads: {options.threads} on the {allowed} CPUs of this process slow each other down")
-    if llm.draft_model is not None and n_prompt > (n_ctx := llm.draft_model.info.n_ctx):
-        notes.append(f"no draft from the model: the prompt has {n_prompt} tokens, its context holds {n_ctx}")
+    for kind, model in {"model": llm.draft_model, **llm.loaded.heads}.items():
+        draft = getattr(model, "info", None)  # a head without a cache has no context
+        if kind in options.drafts and draft is not None and n_prompt > draft.n_ctx:
+            notes.append(f"no draft from the {kind}: the prompt has {n_prompt} tokens, its context holds {draft.n_ctx}")
     if options.exact and llm.exact is None:
         notes.append("exact rows: the probe found none on this model and device; rows may differ with their number")
     if options.drafts and info.max_rewind == 0:

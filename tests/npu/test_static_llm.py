@@ -124,7 +124,10 @@ def test_trees_run_on_it(folder: Path) -> None:
 
 def test_a_prompt_over_the_limit_names_both_numbers(folder: Path, model: StaticModel) -> None:
     """CASES 18."""
-    with LLM(folder) as llm, pytest.raises(ConfigError, match=r"prompt has 70 tokens, the context holds 64"):
+    with (
+        LLM(folder) as llm,
+        pytest.raises(ConfigError, match=r"prompt has 70 tokens, the context holds 64: .*--context"),
+    ):
         llm.generate([1] * 70, SamplingParams(max_tokens=2))
     session = model.open_session()
     with pytest.raises(ConfigError, match="exceed the context of 64"):
@@ -133,6 +136,17 @@ def test_a_prompt_over_the_limit_names_both_numbers(folder: Path, model: StaticM
         load_model(folder, n_ctx=128)
     with pytest.raises(ConfigError, match=r"a tree of 5 tokens, and its widest graph takes 4 rows"):
         session.forward([1] * 5, parents=[-1, -1, 0, 1, 2])
+
+
+def test_a_prompt_over_the_drafts_limit_is_noted(folder: Path, tmp_path: Path) -> None:
+    """The draft's graphs hold less than the target's: nothing is drafted, the text goes on, and a note names both."""
+    source = write_hf(tmp_path / "source", tiny_config("llama", n_ctx=64))
+    small = export_static(source, tmp_path / "small", StaticOptions(widths=(4,), n_ctx=16))
+    with LLM(folder, draft_model=small) as llm:
+        output = llm.generate([7] * 20, SamplingParams(max_tokens=6, ignore_eos=True))[0].outputs[0]
+    assert len(output.token_ids) == 6
+    assert output.stats.drafted == 0
+    assert "no draft from the model: the prompt has 20 tokens, its context holds 16" in output.stats.notes
 
 
 def test_a_row_that_sees_nothing_stays_finite(model: StaticModel) -> None:
