@@ -27,6 +27,8 @@ LIGHT = (
     "edgespec.bundle",
     "edgespec.config",
     "edgespec.cpu",
+    "edgespec.device_report",
+    "edgespec.devices",
     "edgespec.downloads",
     "edgespec.draft.eagle",
     "edgespec.draft.early_exit",

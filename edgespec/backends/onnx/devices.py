@@ -187,7 +187,8 @@ def _without_stdout() -> Iterator[None]:
 
     Works on the file descriptor, so it holds for the whole process.
     """
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     try:
         saved = os.dup(1)
     except OSError:  # stdout is closed, so nothing can get onto it
