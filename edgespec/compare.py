@@ -125,6 +125,15 @@ def speculation_lines(stats: RunStats) -> list[str]:
         lines.append(f"accepted by source: {', '.join(parts)}")
     for kind, entry in stats.controller.get("off", {}).items():
         lines.append(f"no drafting in {entry['rounds']} rounds ({kind}): {entry['why']}")
+    if overlap := stats.overlap():
+        times = [
+            f"{side} {overlap[f'{side}_slowdown']:.2f}x" for side in ("target", "draft") if overlap[f"{side}_slowdown"]
+        ]
+        beside = f"; beside each other {', '.join(times)} as long" if times else ""
+        lines.append(
+            f"prepared ahead: {overlap['hits']} hits, {overlap['misses']} misses, {overlap['passes_ahead']} draft "
+            f"passes; verdicts waited {overlap['late_ms']:.1f} ms{beside}"
+        )
     return lines
 
 

@@ -23,7 +23,6 @@ from edgespec.downloads import Progress
 from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
-from edgespec.engine.scheduler import run_serial
 from edgespec.engine.stops import TokenStop
 from edgespec.errors import BackendError, CacheError, ConfigError
 from edgespec.loading import NO_DRAFT_MODEL, Loaded, load, refuse_unused, resolve_options
@@ -148,7 +147,7 @@ class LLM:
         """The same loaded models under other options, for instance `variant(draft="none")` for the plain baseline."""
         other = object.__new__(LLM)
         if changes.get("draft") == "none":
-            changes = {"tree": False, **changes}
+            changes = {"tree": False, "schedule": "serial", **changes}
         other.options = dataclasses.replace(self.options, **changes)
         other._use(self.loaded)
         for kind in other.working_drafts:
@@ -271,7 +270,8 @@ class LLM:
         )
         job.notes += run_notes(self, len(ids), params.max_tokens)
         controller = self.steering.controller(slot.drafters, self.exact)
-        events = run_serial(decode(job, slot.session, info, slot.drafters, controller, self.exact))
+        loop = decode(job, slot.session, info, slot.drafters, controller, self.exact)
+        events = self.steering.run(loop, slot.drafters)
         run = Run(self.tokenizer, job, stop, stats, started, sample)
         healthy = False
         try:
@@ -342,6 +342,7 @@ class LLM:
             threads=options.threads,
             tree=self._tree_plan(),
             stop=EarlyStop(options.draft_p_min, self.exact.multiple if self.exact else 1),
+            ahead=options.schedule == "overlapped",
         )
         drafters: list[Drafter] = []
         try:

@@ -13,7 +13,9 @@ from typing import Any
 from edgespec.devices import Device, read_device_options
 from edgespec.draft.base import DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
+from edgespec.engine.scheduler import SCHEDULES
 from edgespec.errors import ConfigError, IncompatibleError
+from edgespec.trace import check_trace_path
 from edgespec.verify import VERIFIERS
 
 __all__ = ["BUNDLED_DRAFTS", "EngineOptions"]
@@ -21,6 +23,12 @@ __all__ = ["BUNDLED_DRAFTS", "EngineOptions"]
 MOST_THREADS = 256
 BUNDLED_DRAFTS = {"tinydraft": "tinydraft", "eagle": "eagle", "medusa": "medusa", "early-exit": "exit"}
 """Draft kinds whose weights are made for one target -> what their files call the kind."""
+IN_FLIGHT_DRAFTS = {
+    "eagle": "it drafts from the target's features of the round in flight",
+    "medusa": "it drafts from the target's features of the round in flight",
+    "early-exit": "it drafts on the target's own layers",
+}
+"""Draft kinds that can do nothing while the target verifies -> why."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,9 @@ class EngineOptions:
     to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
     decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of their providers,
     as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its model, and a draft
-    that fails. verifier: coupled | rejection | block | typical (the last only with lossy="typical").
+    that fails. schedule: serial | overlapped (the draft prepares for a round's outcomes while the target verifies it).
+    trace: file that gets a trace of the requests, for Perfetto. verifier: coupled | rejection | block | typical (the
+    last only with lossy="typical").
     Raises ConfigError with the allowed range, or naming the two settings that exclude each other.
     """
 
@@ -57,6 +67,8 @@ class EngineOptions:
     device_options: Mapping[str, str] | Sequence[str] = ()
     draft_device_options: Mapping[str, str] | Sequence[str] = ()
     strict_device: bool = False
+    schedule: str = "serial"
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
@@ -78,6 +90,9 @@ class EngineOptions:
             raise ConfigError(f"draft_p_min={p_min!r}: it is a probability, from 0 (never stops early) to below 1")
         self._check_devices()
         self._check_tree()
+        self._check_schedule()
+        if self.trace is not None:
+            check_trace_path(self.trace)
 
     def _check_names(self) -> None:
         for kind in self.drafts:
@@ -94,6 +109,8 @@ class EngineOptions:
             "draft_device": str,
             "strict_device": bool,
         }
+        if not isinstance(self.trace, str | None):
+            raise ConfigError(f"trace={self.trace!r}: it must be the name of a file")
         for name, wanted in kinds.items():
             if not isinstance(getattr(self, name), wanted):
                 raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a {wanted.__name__}")
@@ -131,6 +148,25 @@ class EngineOptions:
             )
         if not self.drafts:
             raise ConfigError("tree=True (--tree) would have no effect, as draft='none' drafts nothing")
+
+    def _check_schedule(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ConfigError(f"schedule={self.schedule!r} is not known: use {', '.join(SCHEDULES)}")
+        if self.schedule == "serial":
+            return
+        chosen = "schedule='overlapped' (--schedule overlapped)"
+        if not self.drafts:
+            raise ConfigError(f"{chosen} would have no effect, as draft='none' drafts nothing")
+        for kind in self.drafts:
+            if kind in IN_FLIGHT_DRAFTS:
+                raise IncompatibleError(
+                    f"{chosen} with draft={kind!r}: {IN_FLIGHT_DRAFTS[kind]}, so it cannot draft meanwhile; use "
+                    "draft='model' (or tinydraft, ngram), or schedule='serial'"
+                )
+        if self.tree:
+            raise IncompatibleError(
+                f"{chosen} with tree=True (--tree): it prepares chains; use schedule='serial', or drop the tree"
+            )
 
     def _check_range(self, name: str, lowest: int, hint: str = "") -> None:
         value = getattr(self, name)

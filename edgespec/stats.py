@@ -8,6 +8,7 @@ their own: they stay out of `drafted`, `accepted` and the acceptance rate.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from edgespec.types import FILLER, RoundRecord
@@ -104,6 +105,39 @@ class RunStats:
         elapsed = self.total_s - self.ttft_s
         return n / elapsed if n > 0 and elapsed > 0 else None
 
+    def overlap(self) -> dict[str, Any] | None:
+        """What preparing ahead did; None where no draft pass ever ran beside the target.
+
+        hits, misses: rounds whose outcome had been prepared, wholly or in part, or not. late_ms: total time that
+        verdicts waited for a draft pass in flight. target_slowdown, draft_slowdown: how much longer each took beside
+        the other than alone (medians of equal row counts, and of passes), None where it was never alone.
+        """
+        rounds = [r for r in self.records if r.ahead]
+        if not rounds:
+            return None
+        alone = [r.propose_s / r.drafted for r in self.records if r.drafted and r.hit is not True and r.propose_s]
+        beside = [r.ahead_s / r.ahead for r in rounds]
+        return {
+            "hits": sum(r.hit is True for r in self.records),
+            "misses": sum(r.hit is False for r in self.records),
+            "passes_ahead": sum(r.ahead for r in rounds),
+            "late_ms": 1e3 * sum(r.late_s for r in rounds),
+            "target_slowdown": self._target_slowdown(),
+            "draft_slowdown": median(beside) / median(alone) if alone and median(alone) else None,
+        }
+
+    def _target_slowdown(self) -> float | None:
+        """Over row counts that ran both beside the draft and alone, the first round (it holds the prompt) left out."""
+        ratios = []
+        for n_rows in {r.n_rows for r in self.records}:
+            beside, alone = (
+                [r.target_s for r in self.records[1:] if r.n_rows == n_rows and bool(r.ahead) == busy]
+                for busy in (True, False)
+            )
+            if beside and alone and median(alone):
+                ratios.append(median(beside) / median(alone))
+        return median(ratios) if ratios else None
+
     @property
     def host_ms_per_round(self) -> float | None:
         """Median milliseconds a round outside the runtimes, the first round left out."""
@@ -133,5 +167,6 @@ class RunStats:
             "host_ms_per_round": self.host_ms_per_round,
             "devices": self.devices,
             "controller": self.controller,
+            "overlap": self.overlap(),
             "notes": list(self.notes),
         }

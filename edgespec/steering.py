@@ -1,27 +1,30 @@
-"""What steers drafting over the requests of an LLM: the controller of each request and what earlier ones taught it.
+"""What steers drafting over the requests of an LLM: each request's controller and schedule, what earlier ones taught.
 
 Knows options and controllers; how rounds run, and what a controller weighs, is in `edgespec.engine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgespec.engine.adaptive import Learned
 from edgespec.engine.controller import Controller, create_controller
+from edgespec.engine.scheduler import Events, run_schedule
 from edgespec.options import EngineOptions
-from edgespec.types import Drafter, ExactRows
+from edgespec.trace import Trace
+from edgespec.types import Committed, Drafter, ExactRows
 
 __all__ = ["Steering"]
 
 
 class Steering:
-    """One for each LLM. learned: by the adaptive controller; it changes speed and never text."""
+    """One for each LLM. learned: by the adaptive controller, about speed, never about text. trace: of all requests."""
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.learned = Learned()
+        self.trace = Trace(path=options.trace) if options.trace else None
 
     def controller(self, drafters: Sequence[Drafter], exact: ExactRows | None) -> Controller:
         """The controller of one request. exact: the row counts that its calls are padded to."""
@@ -32,3 +35,11 @@ class Steering:
         if not drafters:
             controller.max_k = 0
         return controller
+
+    def run(self, events: Events, drafters: Sequence[Drafter]) -> Iterator[Committed]:
+        """Drive one request's round loop; closing this iterator cancels it. The trace is written at its end."""
+        try:
+            yield from run_schedule(self.options.schedule, events, drafters, self.trace)
+        finally:
+            if self.trace:
+                self.trace.save()

@@ -6,9 +6,9 @@ all that passes between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILLER",
+    "AheadDrafter",
     "Candidates",
     "Committed",
     "DraftContext",
@@ -164,6 +165,8 @@ class Proposal:
 
     dists: for each token the distribution that it was really drawn from, or None for a point mass; None as a whole
     means all are point masses. Siblings are listed in the order in which they were drawn without replacement.
+    runners_up: for each token the draft's second choice (None: it had none) and the chance of the first against it,
+    where a schedule prepares for either.
     """
 
     tokens: list[int]
@@ -172,6 +175,7 @@ class Proposal:
     dists: list[Candidates | None] | None = None
     scores: list[float] | None = None
     run_s: float = 0.0  # seconds inside the draft's runtime
+    runners_up: list[tuple[int, float] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -194,6 +198,7 @@ class DraftContext(NamedTuple):
     verifier: Verifier
     round: int
     min_survival: float = 0.0  # a chain ends after the token whose joint confidence is below it; 0: never
+    n_ahead: int = 0  # so many of the last tokens are guesses: the round that decides them is in flight
 
 
 class Offer(NamedTuple):
@@ -232,6 +237,21 @@ class Drafter(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can draft for tokens which are not committed yet, as it needs nothing of the round in flight."""
+
+    def steps(self, context: DraftContext, k: int) -> Generator[None, None, Proposal]:
+        """`propose`, pausing between the passes of its model; `context.n_ahead` tokens may turn out wrong.
+
+        What they leave in its cache is reconciled later like anything else. A generator that was left halfway may be
+        resumed as long as nothing else was drafted in between.
+        """
+
+    def adopt(self, context: DraftContext, proposal: Proposal) -> Proposal:
+        """A proposal of `steps` becomes this round's, as if `propose` had returned it; `context` is all committed."""
+
+
 class Forward(NamedTuple):
     """The round loop asks for a forward pass; the scheduler answers with Rows."""
 
@@ -255,7 +275,10 @@ class RoundRecord:
     """One round's counts and times. Identity: emitted == accepted + 1 - cut.
 
     draft_s, target_s: seconds inside the runtimes of draft and target; host_s: all the rest of the round. propose_s:
-    the whole of drafting, its share of the host time included.
+    the whole of drafting, its share of the host time included. Overlapped schedule: ahead, ahead_s: draft passes that
+    ran beside this round's verification, and their seconds (no part of draft_s); late_s: how long the verdict waited
+    for the last of them (no part of host_s); hit: whether this round's proposal was there, wholly or in part, when it
+    was asked for, None where nothing had been prepared.
     """
 
     index: int
@@ -271,6 +294,10 @@ class RoundRecord:
     target_s: float = 0.0
     host_s: float = 0.0
     propose_s: float = 0.0
+    ahead: int = 0
+    ahead_s: float = 0.0
+    late_s: float = 0.0
+    hit: bool | None = None
     logprobs: list[Any] | None = None
     scores: list[float] | None = None  # of the drafted tokens, where the controller asked for them
 

@@ -73,8 +73,9 @@ def run(
     sample: int = 0,
     max_rounds: int | None = None,
     strict: bool = False,
+    schedule: Any = None,
 ) -> Outcome:
-    """Decode with the production loop, verifier, sampler, noise and scheduler."""
+    """Decode with the production loop, verifier, sampler, noise and scheduler; schedule: run_serial or its like."""
     info = target.info
     outcome = Outcome(session or target.open_session())
     eos = () if params.ignore_eos else info.eos_ids
@@ -90,7 +91,7 @@ def run(
         strict=strict,
     )
     controller = controller or create_controller("fixed", k)
-    events = run_serial(decode(job, outcome.session, info, drafters, controller, exact))
+    events = (schedule or run_serial)(decode(job, outcome.session, info, drafters, controller, exact))
     for committed in events:
         outcome.tokens += committed.tokens
         outcome.finish_reason = committed.finish_reason

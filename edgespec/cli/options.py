@@ -12,6 +12,7 @@ import click
 
 from edgespec.draft.base import DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
+from edgespec.engine.scheduler import SCHEDULES
 
 __all__ = ["DEFAULT_MODEL", "engine_kwargs", "engine_options", "json_option", "sampling_options", "sampling_params"]
 
@@ -55,6 +56,14 @@ ENGINE = (
     click.option("--tree/--chain", default=False, show_default=True, help="Draft trees; needs --fast."),
     click.option("--tree-rows", type=int, default=8, show_default=True, help="Most drafted tokens of a tree."),
     click.option("--tree-width", type=int, default=3, show_default=True, help="Most tokens that follow one of a tree."),
+    click.option(
+        "--schedule",
+        type=click.Choice(SCHEDULES),
+        default="serial",
+        show_default=True,
+        help="overlapped: the draft works while the target verifies.",
+    ),
+    click.option("--trace", help="Write what ran when to this file, for ui.perfetto.dev."),
     click.option("--prompt-lookup-min", type=int, default=2, show_default=True, help="Shortest n-gram match."),
     click.option("-c", "--n-ctx", "--ctx-size", type=int, help="Context in tokens."),
     click.option("-cd", "--draft-n-ctx", "--ctx-size-draft", type=int, help="The draft's context in tokens."),

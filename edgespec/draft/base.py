@@ -7,14 +7,23 @@ Adding one: a class with the methods of `edgespec.types.Drafter`, and a row in `
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.errors import ConfigError
 from edgespec.types import Drafter, Model, Session
 
-__all__ = ["DRAFTERS", "ChainStop", "DraftSetup", "EarlyStop", "TreePlan", "create_drafter", "register_drafter"]
+__all__ = [
+    "DRAFTERS",
+    "ChainStop",
+    "DraftSetup",
+    "EarlyStop",
+    "TreePlan",
+    "create_drafter",
+    "finish",
+    "register_drafter",
+]
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class DraftSetup:
 
     model: the loaded draft model of the kind `model`. draft_models: kind -> loaded head of the other kinds (see
     `edgespec.draft.heads` for what each offers). target and session: the target and this slot's session on it.
-    tree: None for chains. stop: when a chain ends early.
+    tree: None for chains. stop: when a chain ends early. ahead: the schedule drafts for rounds in flight.
     """
 
     n_vocab: int
@@ -83,6 +92,7 @@ class DraftSetup:
     threads: int | None = None
     tree: TreePlan | None = None
     stop: EarlyStop = field(default_factory=EarlyStop)
+    ahead: bool = False
 
     def head(self, kind: str) -> Any:
         """The loaded head of a kind; raises ConfigError where none was given."""
@@ -92,6 +102,7 @@ class DraftSetup:
 
 
 Factory = Callable[[DraftSetup], Drafter]
+Result = TypeVar("Result")
 
 DRAFTERS: dict[str, str | Factory] = {
     "ngram": "edgespec.draft.ngram:create",
@@ -118,3 +129,13 @@ def create_drafter(name: str, setup: DraftSetup) -> Drafter:
         factory = getattr(importlib.import_module(module), attribute)
     assert callable(factory)
     return factory(setup)
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """Run a generator of passes to its end; what it returns."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: Result = end.value
+        return result

@@ -20,11 +20,13 @@ __all__ = ["Choice", "choose_chain", "choose_siblings"]
 
 class Choice(NamedTuple):
     """A drafted token. dist: what it was drawn from, None for a point mass. confidence: chance that it is accepted, as
-    far as the draft can tell (1 where nobody asked)."""
+    far as the draft can tell (1 where nobody asked). runner_up: its second choice and the chance of the first against
+    it (None where nobody asked, or there is none)."""
 
     token: int
     dist: Candidates | None
     confidence: float = 1.0
+    runner_up: tuple[int, float] | None = None
 
 
 def choose_chain(
@@ -35,11 +37,14 @@ def choose_chain(
     *,
     index: int = 0,
     wants_confidence: bool = False,
+    wants_runner_up: bool = False,
 ) -> Choice | None:
     """The next token of a chain after `history`; None where processors leave the draft no token.
 
     logits: the draft's own row, over `vocabulary`. index: tells apart nodes of a tree that share a position.
     """
+    if wants_runner_up:
+        return _choose_pair(context, vocabulary, logits, history, index, wants_confidence)
     row = vocabulary.row(logits)
     candidates = context.sampler.row(row, history, vocabulary.ids)
     if not len(candidates.ids):
@@ -51,6 +56,28 @@ def choose_chain(
         return Choice(token, candidates, context.sampler.best(row, history, 1, vocabulary.ids)[1][0])
     place = int(np.searchsorted(candidates.ids, token))
     return Choice(token, candidates, float(candidates.probs()[place]))
+
+
+def _choose_pair(
+    context: DraftContext,
+    vocabulary: DraftVocabulary,
+    logits: FloatArray,
+    history: Sequence[int],
+    index: int,
+    wants_confidence: bool,
+) -> Choice | None:
+    """The same token as without a runner-up, and the runner-up."""
+    pair = choose_siblings(context, vocabulary, logits, history, 2, index=index, is_ranked=False)
+    if not pair:
+        return None
+    token, dist, confidence, _ = pair[0]
+    if dist is not None:
+        confidence = float(dist.probs()[int(np.searchsorted(dist.ids, token))]) if wants_confidence else 1.0
+    runner_up = None
+    if len(pair) == 2:
+        chance, other = pair[0].confidence, pair[1].confidence
+        runner_up = pair[1].token, chance / (chance + other) if chance else 0.5
+    return Choice(token, dist, confidence, runner_up)
 
 
 def choose_siblings(

@@ -7,10 +7,10 @@ candidates, not runtimes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
-from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan
+from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan, finish
 from edgespec.draft.choice import Choice, choose_chain, choose_siblings
 from edgespec.draft.heads import HeadSession
 from edgespec.draft.track import AcceptanceTrack
@@ -28,7 +28,7 @@ class ModelDrafter:
     """Drafts with a small language model that shares the target's tokens: a chain, or a tree where `tree` is given.
 
     A tree is several first tokens, each continued as a chain; it needs no tree inputs of the draft. source: what
-    proposals are counted under. stop: when a chain ends early.
+    proposals are counted under. stop: when a chain ends early. ahead: proposals name runners-up.
     """
 
     taps: tuple[str, ...] = ()
@@ -40,8 +40,10 @@ class ModelDrafter:
         source: str = "model",
         tree: TreePlan | None = None,
         stop: EarlyStop | None = None,
+        ahead: bool = False,
     ) -> None:
         self.model = model
+        self.ahead = ahead
         self.n_vocab = n_vocab
         self.source = source
         self.tree = tree
@@ -62,43 +64,70 @@ class ModelDrafter:
     def offer(self, context: DraftContext) -> Offer:
         """Up to the end of the draft's own context, and nothing once the text holds a token that it does not know."""
         self._track.learn(context.tokens)
+        most = self._most(context.tokens)
+        return Offer(most, self._track.rate()) if most else Offer(max_k=0)
+
+    def _most(self, tokens: list[int]) -> int:
+        """Most tokens that can be drafted after `tokens`."""
         n_vocab = self.model.info.n_vocab
-        if self.vocabulary.base is None and n_vocab < self.n_vocab and max(context.tokens) >= n_vocab:
-            return Offer(max_k=0)
-        return Offer(max(0, self.model.info.n_ctx - len(context.tokens) + 1), self._track.rate())
+        if self.vocabulary.base is None and n_vocab < self.n_vocab and max(tokens) >= n_vocab:
+            return 0
+        return max(0, self.model.info.n_ctx - len(tokens) + 1)
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
-        return self._track.ask(self._draft(context, k), len(context.tokens))
+        return self.adopt(context, finish(self.steps(context, k)))
 
-    def _draft(self, context: DraftContext, k: int) -> Proposal:
-        if self.vocabulary.update(context.tokens):
+    def adopt(self, context: DraftContext, proposal: Proposal) -> Proposal:
+        return self._track.ask(proposal, len(context.tokens))
+
+    def steps(self, context: DraftContext, k: int) -> Generator[None, None, Proposal]:
+        """As `edgespec.types.AheadDrafter`. Guesses do not change the reduced vocabulary: they are in it already."""
+        if context.n_ahead:
+            k = min(k, self._most(context.tokens))
+        elif self.vocabulary.update(context.tokens):
             cast(HeadSession, self.session).set_extra(self.vocabulary.extra)
-        rows, run_s = self._catch_up(context.tokens)
+        if k < 1:
+            return Proposal([], self.source)
+        rows, run_s = yield from self._catch_up(context.tokens, len(context.tokens) - context.n_ahead)
         history = list(context.tokens)
         if self.tree is not None:
             return self._spread(context, history, rows.logits[-1], min(k, self.tree.rows), self.tree, run_s)
         first = self._choose(context, rows.logits[-1], history)
         if first is None:
             return Proposal([], self.source, run_s=run_s)
-        chain, chain_s = self._continue(context, history, first, k)
-        dists: list[Candidates | None] = [choice.dist for choice in chain]
-        scores = [choice.confidence for choice in chain] if context.min_survival else None
-        return Proposal([choice.token for choice in chain], self.source, None, dists, scores, run_s + chain_s)
+        chain, chain_s = yield from self._continue(context, history, first, k)
+        return Proposal(
+            [choice.token for choice in chain],
+            self.source,
+            dists=[choice.dist for choice in chain],
+            scores=[choice.confidence for choice in chain] if context.min_survival else None,
+            runners_up=[choice.runner_up for choice in chain] if self.ahead else None,
+            run_s=run_s + chain_s,
+        )
 
     def _choose(self, context: DraftContext, logits: FloatArray, history: list[int], index: int = 0) -> Choice | None:
         wants = self.stop.chain(context.min_survival).wants_confidence
-        return choose_chain(context, self.vocabulary, logits, history, index=index, wants_confidence=wants)
+        return choose_chain(
+            context,
+            self.vocabulary,
+            logits,
+            history,
+            index=index,
+            wants_confidence=wants,
+            wants_runner_up=self.ahead and self.tree is None,
+        )
 
     def _continue(
         self, context: DraftContext, history: list[int], first: Choice, n: int, node: int | None = None
-    ) -> tuple[list[Choice], float]:
-        """`first` and up to n - 1 tokens after it; seconds in the runtime.
+    ) -> Generator[None, None, tuple[list[Choice], float]]:
+        """`first` and up to n - 1 tokens after it, pausing before each pass; seconds in the runtime.
 
         node: the place of `first` in a tree, which tells its draws from those of other branches; None for a chain.
         """
         history, chain, run_s = list(history), [first], 0.0
         stop = self.stop.chain(context.min_survival)
         while len(chain) < n and not stop.after(chain[-1].confidence, len(chain)):
+            yield
             token = chain[-1].token
             history.append(token)
             rows = self.session.forward([token], logits_rows=(0,))
@@ -126,15 +155,18 @@ class ModelDrafter:
             node = len(tokens)
             if len(self._cached) < len(history):  # the cache could not be cut: the other branches stay single tokens
                 length = 1
-            chain, chain_s = self._continue(context, history, first, length, node)
+            chain, chain_s = finish(self._continue(context, history, first, length, node))
             run_s += chain_s
             tokens += [choice.token for choice in chain]
             parents += [-1, *range(node, node + len(chain) - 1)]
             dists += [choice.dist for choice in chain]
         return as_proposal(tokens, parents, dists, self.source, run_s)
 
-    def _catch_up(self, tokens: list[int]) -> tuple[Rows, float]:
-        """Make the cache equal `tokens` in as few passes as the chunk size allows; logits of the last token."""
+    def _catch_up(self, tokens: list[int], n_true: int) -> Generator[None, None, tuple[Rows, float]]:
+        """Make the cache equal `tokens` in as few passes as the chunk size allows; logits of the last token.
+
+        n_true: of the tokens, so many are committed. Pauses between passes.
+        """
         keep = min(_common_prefix(self._cached, tokens, self._n_agreed), len(tokens) - 1)
         if keep != len(self._cached):
             keep = self._rewind(keep)
@@ -146,9 +178,10 @@ class ModelDrafter:
             rows = self.session.forward(piece, logits_rows=(len(piece) - 1,) if is_last else ())
             run_s += rows.run_s
             self._cached += piece
-            self._n_agreed = len(self._cached)
+            self._n_agreed = min(len(self._cached), n_true)
             if is_last:
                 return rows, run_s
+            yield
 
     def _rewind(self, n_past: int) -> int:
         """Rewind, or start over where the cache cannot; returns the tokens kept."""
@@ -191,9 +224,9 @@ def _lengths(n_rows: int, n: int, depth: int) -> list[int]:
 def create(setup: DraftSetup) -> ModelDrafter:
     """The drafter for `setup.model`, which `edgespec.llm` has made sure is there."""
     assert setup.model is not None
-    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, stop=setup.stop)
+    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, stop=setup.stop, ahead=setup.ahead)
 
 
 def create_tinydraft(setup: DraftSetup) -> ModelDrafter:
     """The same drafter for the small model trained for this target, `setup.head("tinydraft")`."""
-    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.stop)
+    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.stop, setup.ahead)

@@ -2,7 +2,7 @@
 
 The overlapped rounds follow `edgespec.engine.lookahead`: while the target verifies, the draft prepares a continuation
 for the outcomes of `rank_outcomes` in turn, each as long as a proposal, and stops after the step in flight at the
-verdict. `predict` has no randomness; `simulate` draws outcomes and jitter from a seed.
+verdict. `predict` takes expectations, `simulate` draws outcomes and jitter from a seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ __all__ = ["SCHEDULES", "Prediction", "Simulation", "Span", "predict", "simulate
 
 SCHEDULES = ("serial", "overlapped")
 
-Jitter = Callable[[float], float]
+JITTER_SAMPLES = 300  # the standard error of a mean over times that vary by 20 % is then under 1 %
+
+Jitter = Callable[[float], float]  # a share -> a random factor around 1
 
 
 class Span(NamedTuple):
@@ -82,8 +84,11 @@ class _Verification(NamedTuple):
 
 
 def predict(scenario: Scenario, k: int, schedule: str = "serial") -> Prediction:
-    """Expected speed at a fixed k, jitter left out: S(k) = V(1) (1 + sum s_j) / (k t_draft + V(k+1) + host), where the
-    overlapped schedule pays only for what was not prepared, and for the step in flight."""
+    """Expected speed at a fixed k: S(k) = V(1) (1 + sum s_j) / (k t_draft + V(k+1) + host).
+
+    The overlapped schedule pays only for what was not prepared, and for the step in flight; how far it comes in a round
+    is averaged over a fixed sample of the jitter.
+    """
     _check(scenario, k, schedule)
     tokens, survival = 1.0, 1.0
     chances: dict[tuple[int, int], float] = {}  # outcome -> chance that it is the real one
@@ -96,10 +101,12 @@ def predict(scenario: Scenario, k: int, schedule: str = "serial") -> Prediction:
     draft_s, hit_rate = k * scenario.draft_s, 0.0
     target_s, late_s = scenario.verify_s(k + 1), 0.0
     if schedule == "overlapped" and k:
-        phase = _verify(scenario, k, _outcomes(scenario, k), lambda share: 1.0)
-        target_s, late_s = phase.target_s, phase.late_s
-        saved = sum(chances[outcome] * done for outcome, done in phase.done.items())
-        hit_rate = sum(chances[outcome] for outcome in phase.done)
+        outcomes, jitter = _outcomes(scenario, k), _jitter(random.Random(0))
+        n = JITTER_SAMPLES if scenario.target_jitter or scenario.draft_jitter else 1
+        phases = [_verify(scenario, k, outcomes, jitter) for _ in range(n)]
+        target_s, late_s = sum(phase.target_s for phase in phases) / n, sum(phase.late_s for phase in phases) / n
+        saved = sum(chances[outcome] * done for phase in phases for outcome, done in phase.done.items()) / n
+        hit_rate = sum(chances[outcome] for phase in phases for outcome in phase.done) / n
         draft_s -= saved * scenario.draft_s
     round_s = draft_s + target_s + late_s + scenario.host_s
     return Prediction(tokens, round_s, tokens * scenario.plain_s / round_s, hit_rate)
@@ -117,10 +124,7 @@ def simulate(
     """Run rounds until `n_tokens` tokens are out; the same seed gives the same run. n_spans: spans to keep."""
     _check(scenario, k, schedule)
     dice = random.Random(seed)
-
-    def jitter(share: float) -> float:
-        return 1 + share * dice.uniform(-1, 1) if share else 1.0
-
+    jitter = _jitter(dice)
     run, n_ready = Simulation(schedule, k, seed), 0
     outcomes = _outcomes(scenario, k) if schedule == "overlapped" and k else []
     while run.tokens < n_tokens:
@@ -144,6 +148,10 @@ def simulate(
         run.tokens += outcome[0] + 1
     run.plain_seconds = run.tokens * scenario.plain_s
     return run
+
+
+def _jitter(dice: random.Random) -> Jitter:
+    return lambda share: 1 + share * dice.uniform(-1, 1) if share else 1.0
 
 
 def _outcomes(scenario: Scenario, k: int) -> list[Outcome]:

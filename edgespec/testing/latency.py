@@ -1,6 +1,7 @@
 """A wrapper that gives any model a cost: so many seconds a call and a row, on a clock that a test can own.
 
-Knows nothing of how logits are made; it forwards every call and counts.
+With real sleeps it stands for a device; with a `FakeClock` and a `VirtualWorker` even two devices side by side run in
+no time, and the same way every time. Knows nothing of how logits are made; it forwards every call and counts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from edgespec.types import Model, ModelInfo, Rows, Session
 
-__all__ = ["FakeClock", "LatencyModel", "LatencySession"]
+__all__ = ["FakeClock", "LatencyModel", "LatencySession", "VirtualTask", "VirtualWorker"]
+
+Result = TypeVar("Result")
 
 
 class FakeClock:
@@ -29,11 +33,47 @@ class FakeClock:
         self.now_s += seconds
 
 
+class VirtualWorker:
+    """Stands in for the target's thread on a FakeClock: a call runs at once, and the clock goes back to its start.
+
+    Pass `lambda: VirtualWorker(clock)` as `start_worker` of `edgespec.engine.scheduler.run_overlapped`.
+    """
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+
+    def submit(self, call: Callable[[], Result]) -> VirtualTask[Result]:
+        started_s = self._clock.now_s
+        result = call()
+        task = VirtualTask(self._clock, self._clock.now_s, result)
+        self._clock.now_s = started_s
+        return task
+
+    def close(self) -> None:
+        """Nothing is in flight."""
+
+
+class VirtualTask(Generic[Result]):
+    """A call that takes until `end_s`."""
+
+    def __init__(self, clock: FakeClock, end_s: float, result: Result) -> None:
+        self._clock, self._end_s, self._result = clock, end_s, result
+
+    def done(self) -> bool:
+        return self._clock.now_s >= self._end_s
+
+    def result(self) -> Result:
+        """Waits: the clock moves on to the call's end."""
+        self._clock.now_s = max(self._clock.now_s, self._end_s)
+        return self._result
+
+
 class LatencyModel:
     """`model`, with step_s + per_row_s * rows added to every forward call, times 1 +- jitter.
 
     The cost is a minimum as a device's would be: what the wrapped call itself took on `clock` is part of it. Results
-    report the whole as their `run_s`.
+    report the whole as their `run_s`. By how much a sleep was too long is taken off the next ones, so that many short
+    calls cost what they should.
     `n_calls` counts forward calls, `rows` how many had each row count, `cost_s` the seconds charged.
     """
 
@@ -54,6 +94,7 @@ class LatencyModel:
         self.rows: Counter[int] = Counter()
         self.cost_s = 0.0
         self._clock, self._sleep = clock, sleep
+        self._overslept_s = 0.0
         self._random = random.Random(seed)
 
     @property
@@ -74,9 +115,14 @@ class LatencyModel:
         self.n_calls += 1
         self.rows[n_rows] += 1
         self.cost_s += cost_s
-        remaining_s = cost_s - (self._clock() - started_s)
-        if remaining_s > 0:
-            self._sleep(remaining_s)
+        slept_from_s = self._clock()
+        remaining_s = cost_s - (slept_from_s - started_s)
+        if remaining_s <= 0:
+            return
+        wanted_s = remaining_s - self._overslept_s
+        if wanted_s > 0:
+            self._sleep(wanted_s)
+        self._overslept_s = self._clock() - slept_from_s - wanted_s
 
 
 class LatencySession:
