@@ -69,7 +69,8 @@ def device_line(devices: Mapping[str, Any]) -> str:
     uses = {**({"target": devices["target"]} if devices else {}), **devices.get("draft", {})}
     parts = []
     for what, use in uses.items():
-        nodes = ", ".join(f"{count} nodes {provider}" for provider, count in use["nodes"].items())
+        unit = "layers" if Device.parse(use["device"]).runtime == "llamacpp" else "nodes"
+        nodes = ", ".join(f"{provider}: {count} {unit}" for provider, count in use["nodes"].items())
         parts.append(f"{what} on {use['device']}{f' ({nodes})' if nodes else ''}")
     return "; ".join(parts)
 

@@ -140,4 +140,4 @@ def test_the_command_line_says_it_once_and_the_report_shows_it(folder: Path) -> 
     assert fields["devices"]["draft"]["model"]["device"] == "qnn:htp"
     assert sum("nodes run on the CPU instead" in note for note in fields["notes"]) == 1
     shown = CliRunner().invoke(main, [*common, "--draft-device", "qnn", "-v"])
-    assert "devices: target on cpu (" in shown.stderr
+    assert "devices: target on cpu (CPUExecutionProvider: " in shown.stderr

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -125,15 +124,13 @@ def _takes(device: Device, what: str) -> bool:
 
 def _try_llamacpp(device: Device) -> dict[str, Any]:
     """llama.cpp runs GGUF files on the CPU, and on what else it was built for."""
-    from edgespec.backends.llamacpp.library import library
     from edgespec.backends.llamacpp.settings import find_devices
 
     try:
-        library()
         find_devices(device)
     except EdgeSpecError as error:
         return {"usable": False, "hint": str(error)}
-    found: Mapping[str, Any] = {"dynamic_shapes": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
+    found = {"dynamic_shapes": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
     return {"usable": True, "emulated": False, **found}
 
 
