@@ -14,12 +14,13 @@ TEST_TOOLS := pytest pytest-timeout pytest-randomly hypothesis onnx safetensors 
 # llama.cpp is compiled once a machine (.ci/llamacpp.py keeps the wheel); `no` leaves it and its tests out.
 LLAMACPP ?= yes
 
-.PHONY: help venv llamacpp model demo test test-openvino check format bench clean
+.PHONY: help venv llamacpp model demo test test-all test-openvino test-webgpu test-optimum check format bench clean
 
 help:
 	@echo "make demo   fetch $(MODEL), convert it, and compare plain with speculative decoding"
 	@echo "make test   all tests, the ones on the real model included"
-	@echo "make test-openvino      the tests of OpenVINO's own build of onnxruntime"
+	@echo "make test-openvino  test-webgpu  test-optimum   tests that need an environment of their own"
+	@echo "make test-all  test and these three"
 	@echo "make check  formatting, lints and types"
 	@echo "make bench  speed and memory on this machine; the last line is JSON"
 	@echo "make format reformat and fix what can be fixed"
@@ -44,18 +45,35 @@ demo: model
 test: model $(if $(filter-out no,$(LLAMACPP)),llamacpp)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# $(1) environment, $(2) constraints beside ours, $(3) packages
+# $(1) environment, $(2) constraints, $(3) packages, $(4) extras of edgespec
 define own_venv
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e . $(3)
-	@touch $(1)/.stamp
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e '.$(4)' $(3)
 endef
 
 $(VENV_OPENVINO)/.stamp: pyproject.toml constraints.txt tests/openvino/constraints.txt
 	$(call own_venv,$(VENV_OPENVINO),-c constraints.txt -c tests/openvino/constraints.txt,onnxruntime-openvino $(TEST_TOOLS))
+	@touch $@
 
 test-openvino: $(VENV_OPENVINO)/.stamp
 	$(VENV_OPENVINO)/bin/python -m pytest $(PYTEST_ARGS) --device openvino:cpu tests/openvino tests/contract/test_session_contract.py
+
+$(VENV_WEBGPU)/.stamp: pyproject.toml constraints.txt tests/webgpu/constraints.txt tests/webgpu/software_gpu.sh
+	$(call own_venv,$(VENV_WEBGPU),-c constraints.txt -c tests/webgpu/constraints.txt,onnxruntime-webgpu $(TEST_TOOLS))
+	sh tests/webgpu/software_gpu.sh $(VENV_WEBGPU)/gpu
+	@touch $@
+
+test-webgpu: $(VENV_WEBGPU)/.stamp
+	. $(VENV_WEBGPU)/gpu/environment && $(VENV_WEBGPU)/bin/python -m pytest $(PYTEST_ARGS) --device webgpu tests/webgpu tests/contract/test_session_contract.py
+
+$(VENV_OPTIMUM)/.stamp: pyproject.toml tests/optimum/constraints.txt
+	$(call own_venv,$(VENV_OPTIMUM),-c tests/optimum/constraints.txt,$(TEST_TOOLS),[optimum])
+	@touch $@
+
+test-optimum: $(VENV_OPTIMUM)/.stamp
+	$(VENV_OPTIMUM)/bin/python -m pytest $(PYTEST_ARGS) tests/optimum
+
+test-all: test test-openvino test-webgpu test-optimum
 
 check: venv
 	$(BIN)/ruff format --check .

@@ -39,6 +39,10 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "openvino": ("run on Intel CPUs, GPUs and NPUs", ("onnxruntime", "onnxruntime-ep-openvino")),
     "webgpu": ("run on a GPU through WebGPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "llamacpp": ("run GGUF files in llama.cpp and quantize to its types", ("llama-cpp-python",)),
+    "optimum": (
+        "export models of other families (`edgespec export --via optimum`; in an environment of its own)",
+        ("optimum", "optimum-onnx", "transformers", "torch", "onnxruntime"),
+    ),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
     "bench": ("measure memory in the benchmarks", ("psutil", "matplotlib")),
 }  # extra -> (what it is for, the packages it brings)

@@ -14,6 +14,7 @@ import click
 
 from edgespec.cli.console import format_bytes, print_json, progress, say
 from edgespec.cli.export_npu import NPU_OPTIONS, npu_options, write_static
+from edgespec.cli.export_optimum import optimum_options, write_via_optimum
 
 __all__ = ["command"]
 
@@ -86,6 +87,7 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
     help="npu: graphs of fixed shapes in plain operators; of a TinyDraft with --target. gguf: as --format gguf.",
 )
 @npu_options
+@optimum_options
 @click.option(
     "--format",
     "file_format",
@@ -114,6 +116,8 @@ def command(
     source: Path,
     out: Path,
     flavour: str,
+    via: str | None,
+    optimum_python: str | None,
     file_format: str,
     gguf_type: str,
     requantize: bool,
@@ -134,7 +138,7 @@ def command(
 
     if flavour == "gguf" and file_format in ("bundle", "gguf"):
         flavour, file_format = "cpu", "gguf"
-    _refuse_strangers(context, file_format, flavour)
+    _refuse_strangers(context, file_format, flavour, via)
     if file_format == "gguf":
         _write_gguf(source, out, gguf_type, requantize=requantize, force=force, as_json=as_json)
         return
@@ -144,6 +148,9 @@ def command(
     if not check and (min_top1 is not None or max_kld is not None):
         raise ConfigError("--min-top1 and --max-kld judge the check, which --no-check leaves out: drop one of the two")
     limits = CheckOptions(min_top1=min_top1, max_kld=max_kld, n_tokens=check_tokens) if check else None
+    if via is not None:
+        write_via_optimum(source, out, optimum_python, limits, _parity_table, as_json=as_json)
+        return
     if flavour == "npu":
         write_static(source, out, target, settings, limits, force=force, as_json=as_json)
     else:
@@ -156,24 +163,29 @@ def command(
 
 
 # what each kind of output takes beside the common options; None: whatever is not listed for another
-_COMMON = {"source", "out", "flavour", "file_format", "as_json"}
+_COMMON = {"source", "out", "flavour", "via", "file_format", "as_json"}
 _CHECK = {"check", "min_top1", "max_kld", "check_tokens"}
 _OWN: dict[str, set[str] | None] = {
     "--format gguf": {"gguf_type", "requantize", "force"},
     "--format hf": {"target"},
     "--flavour npu": {"name", "taps", "keep_layers", "n_ctx", "target", "force", *_CHECK, *NPU_OPTIONS},
+    "--via optimum": {"optimum_python", *_CHECK},
     "--flavour cpu": None,
 }
-_NOT_CPU = ("gguf_type", "requantize", "target", *NPU_OPTIONS)
+_NOT_CPU = ("optimum_python", "gguf_type", "requantize", "target", *NPU_OPTIONS)
 
 
-def _refuse_strangers(context: click.Context, file_format: str, flavour: str) -> None:
+def _refuse_strangers(context: click.Context, file_format: str, flavour: str, via: str | None) -> None:
     """Options that the kind of output would ignore are errors."""
     from edgespec.errors import ConfigError
 
     if file_format != "bundle" and flavour != "cpu":
         raise ConfigError(f"--flavour {flavour} is of bundles and --format is {file_format}: drop one of the two")
     what = f"--format {file_format}" if file_format != "bundle" else f"--flavour {flavour}"
+    if via is not None:
+        if what != "--flavour cpu":
+            raise ConfigError(f"{what} does not go with --via {via}: drop one of the two")
+        what = f"--via {via}"
     own = _OWN[what]
     for parameter in context.command.params:
         name = str(parameter.name)

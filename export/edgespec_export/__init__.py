@@ -10,6 +10,7 @@ from edgespec_export.options import ExportOptions
 from edgespec_export.parity import CheckOptions
 from edgespec_export.static_export import export_static, export_static_draft
 from edgespec_export.static_options import StaticOptions
+from edgespec_export.via_optimum import export_with_optimum
 
 __all__ = [
     "CheckOptions",
@@ -19,6 +20,7 @@ __all__ = [
     "export_model",
     "export_static",
     "export_static_draft",
+    "export_with_optimum",
     "write_gguf",
     "write_hf_folder",
     "write_hf_model",

@@ -15,7 +15,7 @@ from edgespec_export.rope import RopeConfig
 __all__ = ["ARCHITECTURES", "ModelConfig", "check_shapes", "expected_shapes", "kept_layers"]
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-WAY_OUT = "Export it with optimum (`optimum-cli export onnx`) and give edgespec that folder instead."
+WAY_OUT = "Export its Hugging Face folder with `edgespec export --via optimum` instead."
 
 
 @dataclass(frozen=True)

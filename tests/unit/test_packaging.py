@@ -144,20 +144,32 @@ def test_a_missing_runtime_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
         load_model(folder)
 
 
-def test_constraints_are_versions_only() -> None:
+def pins_of(path: Path) -> set[str]:
     """No address of a registry, no path, no hash: `name==version`, with a marker where it needs a newer Python."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pattern = re.compile(r'[a-z0-9-]+==[0-9][0-9A-Za-z.]*( ; python_version >= "3\.\d+")?')
-    pins = [line for line in lines if not line.startswith("#")]
+    pins = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert all(pattern.fullmatch(line) for line in pins), [line for line in pins if not pattern.fullmatch(line)]
-    pinned = {line.partition("==")[0] for line in pins}
+    return {line.partition("==")[0] for line in pins}
+
+
+def names_of(requirements: list[str]) -> set[str]:
+    return {re.split(r"[>=;<\[ ]", requirement)[0].replace("_", "-") for requirement in requirements}
+
+
+def test_constraints_are_versions_only_and_cover_every_extra() -> None:
+    """optimum's packages have pins of their own: it holds back others."""
+    project = PROJECT["project"]
+    extras = dict(project["optional-dependencies"])
+    own = {"optimum": pins_of(ROOT / "tests/optimum/constraints.txt")}
+    for extra, pinned in own.items():
+        assert names_of([*project["dependencies"], *extras.pop(extra)]) <= pinned
+    pinned = pins_of(ROOT / "constraints.txt")
     assert "edgespec" not in pinned
-    extras = PROJECT["project"]["optional-dependencies"]
-    wanted = [*PROJECT["project"]["dependencies"], *(name for extra in extras.values() for name in extra)]
-    names = {
-        re.split(r"[>=;<\[ ]", requirement)[0].replace("_", "-") for requirement in wanted if "<" not in requirement
-    }
-    assert names <= pinned
+    wanted = [*project["dependencies"], *(name for extra in extras.values() for name in extra)]
+    assert names_of([name for name in wanted if "<" not in name]) <= pinned
+    for folder in ("openvino", "webgpu"):  # beside constraints.txt
+        (package,) = pins_of(ROOT / f"tests/{folder}/constraints.txt")
+        assert package == f"onnxruntime-{folder}"
 
 
 def test_manifests_drafts_and_packages_go_into_the_wheel(tmp_path: Path) -> None:
