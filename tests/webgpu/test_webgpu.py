@@ -28,7 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_wrong_rows_are_found_at_load_and_single_ones_asked_for(models: dict[str, Path]) -> None:
-    """On a GPU of 4 lanes the attention operator is wrong where several rows see more than 4 keys."""
+    """On SwiftShader the attention operator is wrong where several rows see more than 4 keys."""
     model = load_model(models["target"], device=DEVICE, strict_device=True)
     assert set(model.info.placement) == {PROVIDER}
     assert model.info.placement[PROVIDER] > 20

@@ -25,8 +25,8 @@ PROBE_LENGTH = 4
 # same when they are nearer than this share of their own spread (root mean square over the vocabulary; an int4 model on
 # the CPU: up to 0.37 between a single row and several).
 SAME_ROW = 0.5
-# The call that is held against single rows on a device. A software GPU of 4 lanes got every row wrong that sees more
-# than 4 keys, by 0.08 to 0.33 of the spread; kernels for 16 keys at a time have been seen in others.
+# The call that is held against single rows on a device. A software GPU (SwiftShader) got the rows of a call wrong that
+# see more than 4 keys, by 0.08 to 0.33 of the spread; others' kernels work on 16 keys at a time.
 ROWS = 20
 FEW_KEYS = 4  # rows whose differences show how much the device's rounding makes
 ROUNDING, MOST_ROUNDING = 0.05, 4.0  # of the spread; how many times that of the first rows others may have
