@@ -1,8 +1,8 @@
 """The Python API: `LLM(model, draft=...)`, `.generate()`, `.stream()`, `.chat()`.
 
 Puts together what the layers below know separately: models from backends, drafters, the round loop, text. Owns the
-loaded models and the KV caches between requests (a finished request's cache is reused as far as the next prompt agrees
-with it). Knows no tensors and no probabilities.
+loaded models; `slots` keeps the KV caches between requests, reused as far as the next prompt agrees
+with them. Knows no tensors and no probabilities.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
-from edgespec.draft import DraftSetup, EarlyStop, TreePlan, create_drafter
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.stops import TokenStop
-from edgespec.errors import BackendError, CacheError, ConfigError
+from edgespec.errors import ConfigError
 from edgespec.loading import NO_DRAFT_MODEL, Loaded, load, refuse_unused, resolve_options
 from edgespec.noise import Noise
 from edgespec.options import BUNDLED_DRAFTS
@@ -32,9 +31,10 @@ from edgespec.outputs import CompletionOutput, Delta, RequestOutput
 from edgespec.request import Run, token_ids
 from edgespec.run_notes import run_notes
 from edgespec.sampling import Sampler, SamplingParams
+from edgespec.slots import SlotPool
 from edgespec.stats import RunStats
 from edgespec.steering import Steering
-from edgespec.types import Drafter, ExactRows, Model, Session
+from edgespec.types import ExactRows, Model
 from edgespec.verify import Verifier, create_verifier
 
 if TYPE_CHECKING:
@@ -44,29 +44,6 @@ __all__ = ["LLM"]
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclasses.dataclass
-class _Slot:
-    """The caches of one sequence between requests. `tokens` is what the target's cache holds."""
-
-    session: Session
-    drafters: list[Drafter]
-    tokens: list[int] = dataclasses.field(default_factory=list)
-
-    def shared(self, prompt: Sequence[int]) -> int:
-        """Tokens of `prompt` that are already cached; its last one always runs again, for its logits."""
-        n = 0
-        for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            n += 1
-        return n
-
-    def close(self) -> None:
-        self.session.close()
-        for drafter in self.drafters:
-            drafter.close()
 
 
 class LLM:
@@ -117,13 +94,13 @@ class LLM:
                 f"num_speculative_tokens={k}: exact rows hold up to {self.exact.max_rows - 1} drafted tokens, "
                 "so use fewer, or exact=False (--fast)"
             )
-        self._idle: list[_Slot] = []
+        self.slots = SlotPool(self.loaded, self.options, self.exact)
         self.steering = Steering(self.options)
 
     @property
     def working_drafts(self) -> tuple[str, ...]:
         """The kinds of draft that are asked for and have not failed."""
-        return tuple(kind for kind in self.options.drafts if kind not in self.loaded.failed)
+        return self.loaded.working(self.options.drafts)
 
     @property
     def draft_uses(self) -> dict[str, DeviceUse]:
@@ -258,7 +235,7 @@ class LLM:
         info, started = self.target.info, time.perf_counter()
         job = Job(ids, sampler, self.verifier_factory(), Noise(seed, sample), stop, params.max_tokens, params.logprobs)
         job.strict = self.options.strict_device
-        slot = self._take_slot(ids)
+        slot = self.slots.take(ids)
         stats = RunStats(
             seed,
             len(ids),
@@ -286,7 +263,7 @@ class LLM:
         finally:
             events.close()  # type: ignore[attr-defined]
             self.loaded.failed.update(job.failed)
-            self._give_back(slot, ids + run.token_ids, healthy)
+            self.slots.give_back(slot, ids + run.token_ids, healthy=healthy)
 
     def _stop_rule(self, params: SamplingParams) -> TokenStop | TextStream:
         from edgespec.text.tokenizer_files import check_text
@@ -311,76 +288,9 @@ class LLM:
             min_tokens=params.min_tokens,
         )
 
-    def _take_slot(self, ids: list[int]) -> _Slot:
-        """The idle cache that shares most with the prompt, rewound to what they share; else a new one."""
-        best = max(self._idle, key=lambda slot: slot.shared(ids), default=None)
-        if best is None:
-            return self._new_slot()
-        self._idle.remove(best)
-        try:
-            best.session.keep(best.shared(ids))
-        except CacheError:  # it cannot go back that far, but to nothing it always can
-            best.session.keep(0)
-        for drafter in [drafter for drafter in best.drafters if drafter.source in self.loaded.failed]:
-            best.drafters.remove(drafter)
-            drafter.close()
-        for drafter in best.drafters:
-            drafter.reset()
-        return best
-
-    def _new_slot(self) -> _Slot:
-        options, session = self.options, self.target.open_session()
-        if hasattr(session, "exact"):  # a target in two halves runs the lower one ahead, in exact counts as well
-            session.exact = self.exact
-        setup = DraftSetup(
-            n_vocab=self.target.info.n_vocab,
-            prompt_lookup_min=options.prompt_lookup_min,
-            model=self.draft_model,
-            draft_models=self.loaded.heads,
-            target=self.target,
-            session=session,
-            threads=options.threads,
-            tree=self._tree_plan(),
-            stop=EarlyStop(options.draft_p_min, self.exact.multiple if self.exact else 1),
-            ahead=options.schedule == "overlapped",
-        )
-        drafters: list[Drafter] = []
-        try:
-            for kind in self.working_drafts:
-                drafters += self._drafter(kind, setup)
-        except BaseException:
-            _Slot(session, drafters).close()
-            raise
-        return _Slot(session, drafters)
-
-    def _drafter(self, kind: str, setup: DraftSetup) -> list[Drafter]:
-        """The drafter of a kind; none where its device fails, which later requests are told too."""
-        try:
-            return [create_drafter(kind, setup)]
-        except BackendError as error:
-            if self.options.strict_device:
-                raise
-            self.loaded.failed[kind] = str(error)
-            return []
-
-    def _tree_plan(self) -> TreePlan | None:
-        options = self.options
-        if not options.tree:
-            return None
-        return TreePlan(rows=options.tree_rows, width=options.tree_width, depth=options.num_speculative_tokens)
-
-    def _give_back(self, slot: _Slot, tokens: list[int], healthy: bool) -> None:
-        if not healthy:
-            slot.close()
-            return
-        slot.tokens = tokens[: slot.session.n_past]
-        self._idle.append(slot)
-
     def forget(self) -> None:
         """Free the caches of finished requests, so that the next one starts from nothing."""
-        for slot in self._idle:
-            slot.close()
-        self._idle.clear()
+        self.slots.forget()
 
     def close(self) -> None:
         """Free the caches and the models."""

@@ -55,6 +55,10 @@ class Loaded:
     bundles: dict[str, Path] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
+    def working(self, kinds: Sequence[str]) -> tuple[str, ...]:
+        """Those of `kinds` that have not failed."""
+        return tuple(kind for kind in kinds if kind not in self.failed)
+
     @property
     def draft_uses(self) -> dict[str, DeviceUse]:
         """Kind -> where that draft runs."""

@@ -100,7 +100,7 @@ def test_eagle_draws_from_what_its_formulas_give(target: Path, drafts: dict[str,
     """Each drafted token's distribution, against numpy on the target's true features and the head's own ones."""
     with LLM(target, draft="eagle", draft_model=drafts["eagle"], threads=1) as llm:
         llm.generate(PROMPT, SAMPLED)
-        watch = Watch(llm._idle[0].drafters[0])
+        watch = Watch(llm.slots.idle[0].drafters[0])
         llm.generate([*PROMPT, 9, 11], SamplingParams(temperature=1.0, max_tokens=12, seed=4, ignore_eos=True))
         session = llm.target.open_session()
         tables, everything = TargetTables.read(Bundle.open(target)), np.arange(264)
@@ -130,7 +130,7 @@ def test_eagle_draws_from_what_its_formulas_give(target: Path, drafts: dict[str,
 def test_rows_that_an_early_exit_ran_are_not_run_again(target: Path, drafts: dict[str, Path]) -> None:
     with LLM(target, draft="early-exit", draft_model=drafts["early-exit"], threads=1) as llm:
         llm.generate(PROMPT, GREEDY)
-        session: Any = llm._idle[0].session
+        session: Any = llm.slots.idle[0].session
         counts, texts = [], []
         for reuse in (True, False):
             session.reuse = reuse

@@ -262,7 +262,7 @@ def test_later_requests_on_a_cache_that_cannot_rewind_far(options: dict[str, Any
         params = SamplingParams(temperature=0.9, seed=3, max_tokens=30)
         fresh = LLM(target_model(**options), draft="none", exact=False).generate(prompt, params)[0].outputs[0]
         assert llm.generate(prompt, params)[0].outputs[0].token_ids == fresh.token_ids
-    assert len(llm._idle) == 1
+    assert len(llm.slots.idle) == 1
 
 
 def test_exact_rows_are_not_claimed_where_they_could_not_be_taken_back() -> None:

@@ -307,7 +307,7 @@ def test_heads_are_loaded_once_for_all_sequences(target: Path) -> None:
         for stream, text in zip(streams, texts, strict=True):
             text += [delta.token_ids for delta in stream]
         assert texts[0] == texts[1]
-        slots = llm._idle
+        slots = llm.slots.idle
         assert len(slots) == 2
         assert slots[0].drafters[0].model is slots[1].drafters[0].model is llm.loaded.heads["eagle"]  # type: ignore
 
