@@ -130,7 +130,10 @@ def command(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Convert SOURCE (a .gguf, or a folder with config.json and safetensors) into the bundle folder or file OUT."""
+    """Convert SOURCE into the bundle folder or file OUT.
+
+    SOURCE is a .gguf, a folder with config.json and safetensors, a known pair's name, or with --target a trained draft.
+    """
     from edgespec_export import CheckOptions, ExportOptions, export_model
 
     from edgespec.bundle import Bundle
@@ -139,6 +142,7 @@ def command(
     if flavour == "gguf" and file_format in ("bundle", "gguf"):
         flavour, file_format = "cpu", "gguf"
     _refuse_strangers(context, file_format, flavour, via)
+    source = _weights(source, as_json)
     if file_format == "gguf":
         _write_gguf(source, out, gguf_type, requantize=requantize, force=force, as_json=as_json)
         return
@@ -160,6 +164,17 @@ def command(
         with progress(plain=as_json) as report:
             export_model(source, out, options, report, check=limits, force=force)
     _show(Bundle.open(out), as_json)
+
+
+def _weights(source: Path, as_json: bool) -> Path:
+    """The file or folder SOURCE, or the weights of the known pair of that name."""
+    from edgespec.manifest import known_manifests
+    from edgespec.pairs import source_path
+
+    if source.exists() or str(source) not in known_manifests():
+        return source
+    with progress(plain=as_json) as report:
+        return source_path(str(source), report)
 
 
 # what each kind of output takes beside the common options; None: whatever is not listed for another

@@ -57,7 +57,8 @@ class _Part:
     embedding: Callable[[], NDArray[np.float32]]
     reference: ReferenceModel
     n_ids: int  # of the tokens that go in, which a draft has more of than logits columns
-    extra: tuple[int, ...]  # tokens of a draft's last logits columns while it is checked
+    n_columns: int  # of the logits that stand for a token
+    extra: tuple[int, ...]  # tokens of a draft's last columns while it is calibrated and checked
     info: Callable[[Matrices], dict[str, Any]]
 
 
@@ -94,6 +95,7 @@ def export_static(
             ),
             lambda: weights("embed_tokens.weight"),
             ReferenceModel(config, weights),
+            config.n_vocab,
             config.n_vocab,
             (),
             lambda matrices: target_info(config, graph_options, matrices, opened, tokenizer, None),
@@ -152,6 +154,7 @@ def export_static_draft(
             lambda: weights("embed_tokens.weight"),
             ReferenceModel(replace(config, is_tied=False), weights),
             target.info.n_vocab,
+            len(rows["lm_head.weight"]),
             tuple(extra.tolist()),
             lambda matrices: draft_info(draft, target, config, graph_options, matrices),
         )
@@ -193,15 +196,15 @@ def _write(folder: Path, part: _Part, options: StaticOptions, check: CheckOption
     static = {"widths": list(options.widths), "dtype": options.dtype, "mask": MASK[options.dtype], "contexts": {}}
     info = {**part.info(matrices), "flavour": "npu", "static": static}
     info["quantization"] = _quantization(options, None)
+    text_config = replace(part.config, n_vocab=part.n_ids)
     if options.calibration is not None:
         write_bundle(folder, info)  # calibrating runs the float graphs as a session does
-        info["quantization"] = _quantization(options, quantize_graphs(folder, part.config, options, report))
+        calibration = quantize_graphs(folder, text_config, options, part.extra, report)
+        info["quantization"] = _quantization(options, calibration)
     if check is not None:
         write_bundle(folder, info)
         report("check", 0, 1)
-        n_columns = part.config.n_vocab - (N_EXTRA - len(part.extra) if part.n_ids != part.config.n_vocab else 0)
-        text_config = replace(part.config, n_vocab=part.n_ids)
-        checked = Checked(text_config, part.reference, part.extra, n_columns)
+        checked = Checked(text_config, part.reference, part.extra, part.n_columns)
         info["parity"] = measured(folder, checked, options.dtype, check)
         report("check", 1, 1)
     if options.socs:

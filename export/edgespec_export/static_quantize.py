@@ -30,15 +30,20 @@ MOST_TOKENS = 512  # of the text: ranges have settled by then, and each call's a
 
 
 def quantize_graphs(
-    folder: Path, config: ModelConfig, options: StaticOptions, report: Callable[[str, int, int], None]
+    folder: Path,
+    config: ModelConfig,
+    options: StaticOptions,
+    extra: Sequence[int],
+    report: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
     """Replace the float graphs of the bundle in `folder`; what bundle.json says of the calibration.
 
+    config: of the text's tokens. extra: tokens of a draft's last logits columns, whose rows are inputs as well.
     Raises ConfigError for a text that cannot be read or makes no tokens, ExportError where the tool fails.
     """
     assert options.calibration is not None
     tokens = _tokens(folder, config, options.calibration)
-    feeds = _recorded(folder, tokens)
+    feeds = _recorded(folder, tokens, extra)
     with tempfile.TemporaryDirectory(prefix="edgespec-quantize-") as name:
         ranges, made = Path(name) / "ranges.json", {}
         for done, width in enumerate(reversed(options.widths)):
@@ -62,10 +67,12 @@ def _tokens(folder: Path, config: ModelConfig, path: Path) -> list[int]:
     return tokens
 
 
-def _recorded(folder: Path, tokens: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
+def _recorded(folder: Path, tokens: Sequence[int], extra: Sequence[int]) -> list[dict[str, NDArray[Any]]]:
     """The inputs of every call that the tokens take on the widest graph."""
     model = load_model(folder)
     session, width = cast(StaticSession, model.open_session()), model.info.max_rows or 1
+    if extra:
+        session.set_extra(extra)
     feeds = []
     for start in range(0, len(tokens), width):
         piece = tokens[start : start + width]

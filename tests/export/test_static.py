@@ -141,6 +141,25 @@ def test_a_draft_computes_its_formula(tmp_path: Path) -> None:
     assert np.isneginf(logits[:, n_known + len(extra) :]).all()
 
 
+def test_a_draft_in_eight_bits(tmp_path: Path) -> None:
+    """Its calibration fills the extra rows as well: ranges of zero width would leave those columns 0."""
+    target = make_target(tmp_path)
+    make_draft(tmp_path, "tinydraft", target)
+    (tmp_path / "text.txt").write_text("The moon has phases, and the third thing is that they come back. " * 4)
+    options = StaticOptions(widths=(4,), n_ctx=32, dtype="w8a16", calibration=tmp_path / "text.txt")
+    out = export_static_draft(tmp_path / "zoo", target, tmp_path / "npu", options)
+    session = load_model(out, threads=1).open_session()
+    extra = sorted(set(range(N_VOCAB)) - set(VOCABULARY.tolist()))[:64]
+    session.set_extra(extra)
+    plain = export_static_draft(tmp_path / "zoo", target, tmp_path / "float", StaticOptions(widths=(4,), n_ctx=32))
+    expected = load_model(plain, threads=1).open_session()
+    expected.set_extra(extra)
+    found, wanted = session.forward(TOKENS[:8]).logits.copy(), expected.forward(TOKENS[:8]).logits
+    spread = wanted[:, -64:].std()
+    assert np.abs(found - wanted)[:, -64:].max() < spread
+    assert found[:, -64:].std() > 0.5 * spread
+
+
 def test_a_draft_may_have_a_target_of_fixed_shapes(source: Path, folder: Path) -> None:
     """The target's tables are read from the host's file and from its graph."""
     tables = TargetTables.read(Bundle.open(folder))

@@ -15,7 +15,7 @@ from edgespec_export.exporter import KeptWeights
 from edgespec_export.reference import ReferenceModel
 from edgespec_export.sources import open_source
 from export.tiny_models import tiny_config, write_hf
-from npu.emulator import own_cache, require_qnn
+from npu.emulator import blind_logits, own_cache, require_qnn
 
 from edgespec.backends import load_model
 from edgespec.backends.onnx import contexts
@@ -68,6 +68,12 @@ def test_code_for_a_chip_gives_the_float_model_within_the_stated_error(
     assert error <= figures["stated_error"]
     assert 0 < figures["max_abs_error"] < figures["stated_error"] < 0.05 * figures["max_abs_logit"]
     assert figures["is_emulated"]
+
+
+def test_a_row_that_sees_nothing_is_finite_in_half_precision(compiled: Path) -> None:
+    """CASES 34, where it matters: 10,000 below any score is still a number of fp16."""
+    session = load_model(compiled, device="qnn:htp", device_options={"soc": "sm8650"}, threads=1).open_session()
+    assert np.isfinite(blind_logits(session, session._tables.mask)).all()
 
 
 def test_compiled_files_are_listed_and_hashed(compiled: Path) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from npu.emulator import require_qnn
 
-from edgespec.pairs import source_path
-
 pytestmark = [pytest.mark.npu, pytest.mark.real_model]
 
 PROMPT = "Why is the sky blue?"
@@ -55,10 +53,10 @@ def test_the_shipped_tinydraft_on_the_npu(real_bundle: Path, child_env: dict[str
 
 def test_a_target_on_the_npu(child_env: dict[str, str], tmp_path: Path) -> None:
     """The draft is the same cut in 8 bits, so that tokens are accepted as well as rejected."""
-    weights = source_path("smollm2-135m")
-    env = {**child_env, "EDGESPEC_HOME": str(tmp_path / "home")}
-    edgespec("export", weights, tmp_path / "target", "--flavour", "npu", "--widths", "4", *CUT, "--json", env=env)
-    edgespec("export", weights, tmp_path / "draft", "--bits", "4", *CUT, "--json", env=env)
+    npu = ["--flavour", "npu", "--widths", "4"]
+    edgespec("export", "smollm2-135m", tmp_path / "target", *npu, *CUT, "--json", env=child_env)
+    edgespec("export", "smollm2-135m", tmp_path / "draft", "--bits", "4", *CUT, "--json", env=child_env)
+    env = {**child_env, "EDGESPEC_HOME": str(tmp_path / "home")}  # for the compiled graphs
     options = ["-m", tmp_path / "target", "--device", "qnn:htp", "-md", tmp_path / "draft", "--draft-device", "cpu"]
     result = edgespec(*RUN, *options, PROMPT, env=env)
     check_counts(result)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from edgespec_export import StaticOptions, export_static
 from export.tiny_models import tiny_config, write_hf
+from npu.emulator import blind_logits
 
 from edgespec.backends import load_model
+from edgespec.backends.onnx.static import StaticSession
 from edgespec.backends.onnx.static_model import StaticModel
 from edgespec.engine.exact import probe_exact_rows
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, NumericsError
 from edgespec.llm import LLM
 from edgespec.sampling import SamplingParams
 from edgespec.types import ExactRows
@@ -90,8 +92,6 @@ def test_one_width_gives_rows_whose_bits_do_not_depend_on_the_call(model: Static
 
 def test_the_probe_sees_rows_that_depend_on_their_place(model: StaticModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the check: keys that stand in another place of the cache change the order of the sums."""
-    from edgespec.backends.onnx.static import StaticSession
-
     plain = StaticSession._run
 
     def noisy(self: StaticSession, n_past: int, tokens: list[int], *rest: object) -> object:
@@ -150,10 +150,27 @@ def test_a_prompt_over_the_drafts_limit_is_noted(folder: Path, tmp_path: Path) -
 
 
 def test_a_row_that_sees_nothing_stays_finite(model: StaticModel) -> None:
-    """CASES 34: a mask of minus infinity would make the softmax of such a row NaN, for this row and for its keys."""
+    """CASES 34: a mask of minus infinity makes the softmax of such a row NaN, and so its keys in the layers above."""
     session = model.open_session()
-    inputs = session._binding(4).inputs
-    session.feeds(PROMPT[:4])
-    inputs["mask"][...] = session._tables.mask
-    session._binding(4).run()
-    assert np.isfinite(session._binding(4).outputs["logits"]).all()
+    assert np.isfinite(blind_logits(session, session._tables.mask)).all()
+    assert np.isnan(blind_logits(session, -np.inf)).any()  # what would happen
+
+
+def test_a_graph_that_gives_nan_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CASES 34: not token 0 for ever, whether it is the target or, unless strict is set, only the draft."""
+    from edgespec.backends.onnx import static
+
+    plain = static._Binding.run
+
+    def run(self: static._Binding) -> float:
+        seconds = plain(self)
+        self.outputs["logits"][...] = np.nan
+        return seconds
+
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    with LLM(folder, draft="none") as llm:
+        expected = llm.generate(PROMPT, params)[0].outputs[0].token_ids
+        monkeypatch.setattr(static._Binding, "run", run)
+        with pytest.raises(NumericsError, match="maximum nan"):
+            llm.generate([*PROMPT, 3], params)
+    assert len(expected) == 8
