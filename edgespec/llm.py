@@ -71,6 +71,9 @@ class LLM:
         self.options = resolve_options(draft, draft_model, options, model)
         if not isinstance(model, (str, Path)):
             refuse_unused(self.options, ("n_ctx", "device", "device_options", "threads"), "the model is loaded already")
+        if draft_model is not None and not isinstance(draft_model, (str, Path)):
+            how = ("draft_n_ctx", "draft_device", "draft_device_options")
+            refuse_unused(self.options, how, "the draft model is loaded already")
         self._use(load(model, draft_model, self.options, tokenizer, progress))
         self._prepare()
 

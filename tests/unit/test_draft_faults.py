@@ -9,7 +9,8 @@ from loop_driver import draft_model, drafter, run
 
 from edgespec import LLM, SamplingParams
 from edgespec.draft.model import ModelDrafter
-from edgespec.errors import BackendError, NumericsError
+from edgespec.engine.scheduler import SCHEDULES
+from edgespec.errors import BackendError, ConfigError, NumericsError
 from edgespec.testing import TableModel
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -130,3 +131,27 @@ def test_a_draft_that_cannot_open_a_session_is_contained() -> None:
     assert [n for n in output.stats.notes if "off" in n] == ["speculation off: no memory left on the device"]
     with pytest.raises(BackendError, match="no memory left"):
         LLM(target, draft="model", draft_model=NoMemory(16), strict_device=True).generate(PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_under_every_schedule(schedule: str, fault: str) -> None:
+    """While the target verifies, the draft may fail on a continuation that nobody has asked for yet."""
+    target = target_model()
+    draft = draft_model("noisy", target, **FAULTS[fault])
+    llm = LLM(target, draft="model", draft_model=draft, schedule=schedule, num_speculative_tokens=4)
+    plain = llm.variant(draft="none", schedule="serial").generate(PROMPT, SAMPLED)[0].outputs[0].token_ids
+    for _ in range(2):
+        output = llm.generate(PROMPT, SAMPLED)[0].outputs[0]
+        assert output.token_ids == plain
+        assert sum("speculation off: " in note for note in output.stats.notes) == 1, output.stats.notes
+    with pytest.raises(BackendError):
+        LLM(target, draft="model", draft_model=draft, schedule=schedule, strict_device=True).generate(PROMPT, SAMPLED)
+
+
+@pytest.mark.parametrize("name", ["device", "draft_device", "device_options", "draft_device_options"])
+def test_devices_of_loaded_models_are_refused(name: str) -> None:
+    """They were loaded somewhere already, and the option was ignored without a word."""
+    value: Any = {"a": 1} if name.endswith("options") else "gpu"
+    with pytest.raises(ConfigError, match=f"{name}=.* would have no effect, as the (draft )?model is loaded already"):
+        LLM(target_model(), draft="model", draft_model=target_model(), **{name: value})
