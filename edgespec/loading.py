@@ -245,7 +245,7 @@ def _bundles(
 
 
 def _wants_static(name: str) -> bool:
-    """Whether the device runs graphs of fixed shapes alone."""
+    """Whether the device runs graphs of fixed shapes alone, as NPUs do."""
     device = Device.parse(name)
     if not device.provider and device.runtime == "onnx":  # a generic name: whatever stands behind it here
         from edgespec.backends.onnx.devices import find_device
@@ -254,7 +254,7 @@ def _wants_static(name: str) -> bool:
             device = find_device(device)
         except EdgeSpecError:  # said again where the draft is loaded, which may go on without one
             return False
-    return device.row.is_static and device.kind == "npu"
+    return device.runtime == "onnx" and (device.row.is_static or device.kind == "npu")
 
 
 def _load_target(

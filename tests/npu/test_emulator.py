@@ -109,8 +109,10 @@ def test_graphs_are_compiled_once(source: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         contexts, "run_child", lambda request, what: (asked.append(request["task"]), plain(request, what))
     )
-    for _ in range(2):
-        load_model(folder, device="qnn:htp", threads=1, strict_device=True).close()
+    for device in ("qnn:htp", "npu"):  # the same one here
+        model = load_model(folder, device=device, threads=1, strict_device=True)
+        assert model.info.device == "qnn:htp"
+        model.close()
     assert asked == ["compile"]
 
 

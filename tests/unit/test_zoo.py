@@ -385,3 +385,22 @@ def test_check_hashes_the_drafts_too(place: Path, target: Path) -> None:
         assert "was altered" in run("check", "tiny", "--draft", "medusa", code=2).stderr
     finally:
         (path / "vocabulary.i32").write_bytes(content)
+
+
+def test_a_draft_in_fixed_shapes_has_a_place_of_its_own(target: Path) -> None:
+    """An NPU's draft is converted beside the CPU's, and runs with the target as that one does."""
+    bundle = Bundle.open(target)
+    shape = zoo.StaticShape(n_ctx=48)
+    (static,) = zoo.prepare(["tinydraft"], bundle, static=shape).values()
+    (plain,) = zoo.prepare(["tinydraft"], bundle).values()
+    assert static == zoo.converted(zoo.find_draft("tinydraft", bundle), bundle, shape) != plain
+    info = Bundle.open(static).info
+    assert (info.flavour, info.n_ctx, info.static["widths"]) == ("npu", 48, [1, 8])
+    with LLM(target, draft="tinydraft", draft_model=static) as llm, LLM(target, draft="tinydraft") as other:
+        assert ids(llm, GREEDY) == ids(other, GREEDY)
+        assert llm.generate(PROMPT, GREEDY)[0].outputs[0].stats.drafted > 0
+
+
+def test_other_drafts_are_not_made_in_fixed_shapes(target: Path) -> None:
+    with pytest.raises(ConfigError, match="a draft of the kind eagle, and graphs of fixed shapes"):
+        zoo.prepare(["eagle"], Bundle.open(target), static=zoo.StaticShape())
