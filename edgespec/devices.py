@@ -40,7 +40,7 @@ class Provider:
     extra: the extra of edgespec that brings it. needs: hardware and system, for people. has_index: whether its devices
     are numbered. is_static: whether it runs only graphs of fixed shapes. lists_cpu: kinds for which its plugin may
     list the CPU as the hardware and mean another. is_unlisted: onnxruntime does not list the nodes that it took, so
-    they are read from a profile of the first calls.
+    they are read from a profile of the first calls. is_generic: whether `npu` and `gpu` may stand for it.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Provider:
     is_static: bool = False
     lists_cpu: tuple[str, ...] = ()
     is_unlisted: bool = False
+    is_generic: bool = True
 
     @property
     def install(self) -> str:
@@ -157,6 +158,7 @@ PROVIDERS: dict[str, Provider] = {
             package="onnxruntime-ggml",
             needs="Linux, macOS or Windows; it runs ONNX graphs on ggml",
             lists_cpu=("gpu",),
+            is_generic=False,  # it lists a GPU whether there is one or not
         ),
         Provider(
             "llamacpp",
@@ -233,7 +235,9 @@ class Device:
         found = []
         for row in PROVIDERS.values():
             word = next((word for word, kind in row.words.items() if kind == self.kind), None)
-            if word is not None and row.runtime == runtime and (self.index is None or row.has_index or not self.index):
+            if word is None or row.runtime != runtime or not row.is_generic:
+                continue
+            if row.has_index or not self.index:
                 found.append(Device(row.name, self.kind, word, self.index if row.has_index else None))
         return tuple(found)
 

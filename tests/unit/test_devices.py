@@ -78,6 +78,7 @@ def test_a_generic_name_goes_through_the_table_in_its_order() -> None:
     assert [device.name for device in Device.parse("npu").candidates()] == ["qnn:htp", "coreml:npu", "openvino:npu"]
     second = [device.name for device in Device.parse("gpu:1").candidates()]
     assert second == ["cuda:1", "tensorrt-rtx:1", "directml:1", "openvino:gpu:1", "webgpu:1"]  # none without numbers
+    assert "ggml:gpu" not in [device.name for device in Device.parse("gpu").candidates()]  # lists one that is not there
     assert [device.name for device in Device.parse("gpu").candidates("llamacpp")] == ["llamacpp:gpu"]
     assert Device.parse("cuda").candidates() == (Device.parse("cuda"),)
 
