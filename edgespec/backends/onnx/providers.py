@@ -106,7 +106,7 @@ def locate(device: Device) -> Located:
         )
     if (index := device.index or 0) >= len(chosen):
         raise BackendError(f"device {device.name!r}: {row.package} finds {len(chosen)} of that kind, numbered from 0")
-    return Located(device, (chosen[index],), is_emulated=row.name == "qnn" and not wanted and _is_linux_x86())
+    return Located(device, (chosen[index],), is_emulated=row.name == "qnn" and _is_linux_x86())
 
 
 def is_emulated(name: str) -> bool:
