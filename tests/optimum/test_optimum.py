@@ -118,6 +118,7 @@ def test_folders_that_we_write_are_what_transformers_reads(family: str, tmp_path
 
 
 @pytest.mark.real_model
+@pytest.mark.timeout(1800)
 def test_the_real_model_from_its_gguf(tmp_path: Path) -> None:
     """SmolLM2 rebuilt as a Hugging Face folder goes through optimum and runs as target and as its own draft."""
     run("export", "--format", "hf", str(source_path("smollm2-135m")), str(tmp_path / "hf"))
