@@ -13,6 +13,7 @@ from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
 from edgespec_bench.decode import DecodeOptions, measure
+from edgespec_bench.devices import DeviceCase, measure_devices
 from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
 from edgespec_bench.machine_card import commit
 from edgespec_bench.peers import GENAI
@@ -138,6 +139,35 @@ def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> No
     for row in mixes:
         click.echo(f"{row['mix']:28} {row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> "
                    f"{row['spec_tok_s']:6} tok/s, {row['speedup']['median']:.2f}x")  # fmt: skip
+
+
+_CASE = DeviceCase()
+
+
+@main.command()
+@click.option("--target-ms", default=1e3 * _CASE.target_s, show_default=True, type=click.FloatRange(0.1))
+@click.option("--draft-ms", default=1e3 * _CASE.draft_s, show_default=True, type=click.FloatRange(0))
+@click.option("--acceptance", default=_CASE.acceptance, show_default=True, type=click.FloatRange(0, 1))
+@click.option("--runner-up", default=_CASE.runner_up, show_default=True, type=click.FloatRange(0, 1))
+@click.option("--jitter", default=_CASE.jitter, show_default=True, type=click.FloatRange(0, 0.9))
+@click.option("--draft-max", "k", default=_CASE.k, show_default=True, type=click.IntRange(1))
+@click.option("-n", "--n-tokens", default=_CASE.n_tokens, show_default=True, type=click.IntRange(50))
+@click.option("--repeats", default=_CASE.repeats, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> None:
+    """Both schedules on devices that are only times, against the simulator; a draft that is too slow."""
+    with _errors():
+        result = measure_devices(DeviceCase(target_s=target_ms / 1e3, draft_s=draft_ms / 1e3, **values), say)
+    if not as_json:
+        for schedule in ("serial", "overlapped"):
+            row = result[schedule]
+            click.echo(f"{schedule:10} {row['speedup']['median']:.2f}x, expected {row['expected']:.2f}x, simulated "
+                       f"{row['simulated']:.2f}x: off by {row['within']:+.1%}")  # fmt: skip
+        slow = result["slow_draft"]
+        click.echo(
+            f"slow draft: drafted in {slow['rounds_that_drafted']} of {slow['rounds']} rounds, last {slow['last_k']}"
+        )
+    click.echo(json.dumps({**result, "commit": commit()}, allow_nan=False))
 
 
 @main.command()

@@ -72,7 +72,7 @@ class LatencyModel:
     """`model`, with step_s + per_row_s * rows added to every forward call, times 1 +- jitter.
 
     The cost is a minimum as a device's would be: what the wrapped call itself took on `clock` is part of it. Results
-    report the whole as their `run_s`. By how much a sleep was too long is taken off the next ones, so that many short
+    report the whole as their `run_s`. By how much a sleep was too long is taken off the next one, so that many short
     calls cost what they should.
     `n_calls` counts forward calls, `rows` how many had each row count, `cost_s` the seconds charged.
     """
@@ -122,7 +122,8 @@ class LatencyModel:
         wanted_s = remaining_s - self._overslept_s
         if wanted_s > 0:
             self._sleep(wanted_s)
-        self._overslept_s = self._clock() - slept_from_s - wanted_s
+        # No more than this call's own cost: on a busy machine one late wake-up must not make the next calls free.
+        self._overslept_s = min(self._clock() - slept_from_s - wanted_s, cost_s)
 
 
 class LatencySession:
