@@ -123,6 +123,8 @@ def speculation_lines(stats: RunStats) -> list[str]:
     if stats.sources:
         parts = [f"{name} {source.accepted} of {source.drafted}" for name, source in stats.sources.items()]
         lines.append(f"accepted by source: {', '.join(parts)}")
+    if plan := stats.controller.get("plan"):
+        lines.append(f"plan: {plan['chosen']} ({plan['reason']})")
     for kind, entry in stats.controller.get("off", {}).items():
         lines.append(f"no drafting in {entry['rounds']} rounds ({kind}): {entry['why']}")
     if overlap := stats.overlap():

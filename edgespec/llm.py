@@ -18,13 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from edgespec.auto import open_models
 from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.stops import TokenStop
 from edgespec.errors import ConfigError
-from edgespec.loading import NO_DRAFT_MODEL, Loaded, load, refuse_unused, resolve_options
+from edgespec.loading import NO_DRAFT_MODEL, Loaded, refuse_unused, resolve_options
 from edgespec.noise import Noise
 from edgespec.options import BUNDLED_DRAFTS
 from edgespec.outputs import CompletionOutput, Delta, RequestOutput
@@ -50,12 +51,11 @@ class LLM:
     """A target model with its drafters, ready to generate.
 
     model, draft_model: a known pair's name, a bundle or model folder, a .gguf file, or a loaded `Model`; draft_model
-    also a folder of trained draft weights, or the bundle of one.
+    also trained draft weights, or a bundle of these.
     draft: comma-separated draft kinds in order of priority (`ngram`, `model`, `tinydraft`, `eagle`, `medusa`,
-    `early-exit`), or `none`; by default the kind of `draft_model` where one is given, else `ngram`. Trained kinds come
-    from the zoo unless `draft_model` is of that kind. progress: called with (stage, done, total) while something is
-    converted. Other keywords are the fields of `edgespec.options.EngineOptions`.
-    Raises ConfigError for settings that cannot be honoured, before anything is generated.
+    `early-exit`), `none`, or `auto` (the plan's); by default that of `draft_model`, else `ngram`. Trained kinds come
+    from the zoo unless given. progress: called with (stage, done, total). Others are EngineOptions' fields.
+    Raises ConfigError for what cannot be honoured, before anything is generated.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class LLM:
         if draft_model is not None and not isinstance(draft_model, (str, Path)):
             how = ("draft_n_ctx", "draft_device", "draft_device_options")
             refuse_unused(self.options, how, "the draft model is loaded already")
-        self._use(load(model, draft_model, self.options, tokenizer, progress))
+        self.options, loaded = open_models(model, draft_model, self.options, tokenizer, progress)
+        self._use(loaded)
         self._prepare()
 
     def _use(self, loaded: Loaded) -> None:
@@ -98,7 +99,7 @@ class LLM:
                 "so use fewer, or exact=False (--fast)"
             )
         self.slots = SlotPool(self.loaded, self.options, self.exact)
-        self.steering = Steering(self.options)
+        self.steering = Steering(self.options, self.loaded)
 
     @property
     def working_drafts(self) -> tuple[str, ...]:
@@ -240,14 +241,9 @@ class LLM:
         job.strict = self.options.strict_device
         slot = self.slots.take(ids)
         stats = RunStats(
-            seed,
-            len(ids),
-            slot.session.n_past,
-            self.exact is not None,
-            tree=self.options.tree,
-            notes=job.notes,
-            devices=devices_json(use_of(info), self.draft_uses),
+            seed, len(ids), slot.session.n_past, self.exact is not None, self.options.tree, notes=job.notes
         )
+        stats.devices = devices_json(use_of(info), self.draft_uses)
         job.notes += run_notes(self, len(ids), params.max_tokens)
         controller = self.steering.controller(slot.drafters, self.exact)
         loop = decode(job, slot.session, info, slot.drafters, controller, self.exact)
@@ -257,7 +253,7 @@ class LLM:
         try:
             for committed in events:
                 if committed.finish_reason:
-                    stats.controller = controller.summary()
+                    stats.controller = self.steering.summary(controller)
                 yield run.delta(committed)
             healthy = True
         except GeneratorExit:

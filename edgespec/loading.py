@@ -19,8 +19,9 @@ from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
+from edgespec.engine.costs import MeasuredCosts
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, IncompatibleError, MissingDependencyError
-from edgespec.options import BUNDLED_DRAFTS, EngineOptions
+from edgespec.options import AUTO, BUNDLED_DRAFTS, EngineOptions
 from edgespec.pairs import draft_hint, is_local, resolve
 from edgespec.types import Model
 from edgespec.verify import create_verifier
@@ -29,7 +30,7 @@ from edgespec.zoo import StaticShape
 if TYPE_CHECKING:
     from edgespec.text import Tokenizer
 
-__all__ = ["NO_DRAFT_MODEL", "Loaded", "kind_of", "load", "refuse_unused", "resolve_options"]
+__all__ = ["NO_DRAFT_MODEL", "Loaded", "ModelSource", "kind_of", "load", "refuse_unused", "resolve_options"]
 
 NO_DRAFT_MODEL = "draft='model' needs a draft model: pass draft_model (--draft-model), or use draft='ngram'"
 PLAIN_GRAPH, TREE_GRAPH = "model.onnx", "tree.onnx"
@@ -54,6 +55,8 @@ class Loaded:
     heads: dict[str, Model | PlainHead] = field(default_factory=dict)
     bundles: dict[str, Path] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    costs: MeasuredCosts | None = None
+    plan: dict[str, Any] = field(default_factory=dict)
 
     def working(self, kinds: Sequence[str]) -> tuple[str, ...]:
         """Those of `kinds` that have not failed."""
@@ -93,6 +96,8 @@ def resolve_options(
     unknown = sorted(set(options) - set(EngineOptions.names()))
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}: known are {', '.join(EngineOptions.names())}")
+    if draft == AUTO:
+        return _resolve_auto(options)
     hint = draft_hint(model, draft) if draft is not None and isinstance(model, (str, Path)) else None
     if hint:
         raise ConfigError(hint)
@@ -114,6 +119,19 @@ def resolve_options(
         refuse_unused(resolved, ("draft_p_min",), f"draft={resolved.draft!r} has no probabilities")
     if not resolved.tree:
         refuse_unused(resolved, ("tree_rows", "tree_width"), "tree is off (--tree)")
+    create_verifier(resolved.verifier, lossy=resolved.lossy)
+    return resolved
+
+
+def _resolve_auto(options: Mapping[str, Any]) -> EngineOptions:
+    """Options of a run whose drafts the planner chooses."""
+    resolved = EngineOptions(draft=AUTO, **options)
+    for name, is_set in (
+        ("tree=True (--tree)", resolved.tree),
+        ("schedule='overlapped'", resolved.schedule != "serial"),
+    ):
+        if is_set:
+            raise IncompatibleError(f"{name} with draft='auto': what it chooses runs serial chains; name the draft")
     create_verifier(resolved.verifier, lossy=resolved.lossy)
     return resolved
 

@@ -18,7 +18,9 @@ from edgespec.errors import ConfigError, IncompatibleError
 from edgespec.trace import check_trace_path
 from edgespec.verify import VERIFIERS
 
-__all__ = ["BUNDLED_DRAFTS", "EngineOptions"]
+__all__ = ["AUTO", "BUNDLED_DRAFTS", "IN_FLIGHT_DRAFTS", "EngineOptions"]
+
+AUTO = "auto"  # as a draft: what the planner chooses
 
 MOST_THREADS = 256
 BUNDLED_DRAFTS = {"tinydraft": "tinydraft", "eagle": "eagle", "medusa": "medusa", "early-exit": "exit"}
@@ -96,7 +98,7 @@ class EngineOptions:
 
     def _check_names(self) -> None:
         for kind in self.drafts:
-            if kind not in DRAFTERS:
+            if kind not in DRAFTERS and self.draft != AUTO:
                 raise ConfigError(f"draft={kind!r} is not known: use none, {', '.join(DRAFTERS)}")
         if len(set(self.drafts)) < len(self.drafts):
             raise ConfigError(f"draft={self.draft!r} names a kind twice: give each once, in order of priority")

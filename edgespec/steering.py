@@ -10,8 +10,11 @@ from typing import Any
 
 from edgespec.engine.adaptive import Learned
 from edgespec.engine.controller import Controller, create_controller
+from edgespec.engine.costs import CostTable
 from edgespec.engine.scheduler import Events, run_schedule
+from edgespec.loading import Loaded
 from edgespec.options import EngineOptions
+from edgespec.telemetry import PowerMonitor
 from edgespec.trace import Trace
 from edgespec.types import Committed, Drafter, ExactRows
 
@@ -19,17 +22,24 @@ __all__ = ["Steering"]
 
 
 class Steering:
-    """One for each LLM. learned: by the adaptive controller, about speed, never about text. trace: of all requests."""
+    """One for each LLM. learned: by the adaptive controller, from the profile on; it changes speed and never text.
 
-    def __init__(self, options: EngineOptions) -> None:
+    trace: of all requests.
+    """
+
+    def __init__(self, options: EngineOptions, loaded: Loaded) -> None:
         self.options = options
-        self.learned = Learned()
+        self.plan = loaded.plan
+        self.learned = Learned(CostTable(loaded.costs))
+        self.power = PowerMonitor()
         self.trace = Trace(path=options.trace) if options.trace else None
 
     def controller(self, drafters: Sequence[Drafter], exact: ExactRows | None) -> Controller:
         """The controller of one request. exact: the row counts that its calls are padded to."""
         options = self.options
-        state: dict[str, Any] = {"memory": self.learned, "exact": exact} if options.controller == "adaptive" else {}
+        state: dict[str, Any] = {}
+        if options.controller == "adaptive":
+            state = {"memory": self.learned, "exact": exact, "most_k": self.power.limit}
         most = options.tree_rows if options.tree else options.num_speculative_tokens
         controller = create_controller(options.controller, most, options.min_speculative_tokens, **state)
         if not drafters:
@@ -43,3 +53,8 @@ class Steering:
         finally:
             if self.trace:
                 self.trace.save()
+
+    def summary(self, controller: Controller) -> dict[str, Any]:
+        """What a request's controller decided and why, and the plan that the drafts come from, for its report."""
+        found = controller.summary()
+        return {**found, "plan": self.plan} if self.plan else found

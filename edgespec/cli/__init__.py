@@ -33,6 +33,8 @@ COMMANDS: Mapping[str, str] = {
     "list": "List the known models and which are here.",
     "export": "Convert weights into a bundle.",
     "train": "Train a draft for a target, on text that the target wrote.",
+    "profile": "Measure what a model and its drafts cost on this machine.",
+    "plan": "Choose draft, length and devices from what was measured.",
     "check": "Check that a target and a draft are lossless together.",
     "simulate": "Say what speculation would bring on given devices.",
     "doctor": "Say what this machine has and what is missing.",

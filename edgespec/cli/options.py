@@ -24,7 +24,7 @@ ENGINE = (
     click.option(
         "-md", "--draft-model", help="Draft model: a pair's name, a bundle, a .gguf file, or trained draft weights."
     ),
-    click.option("--draft", help=f"Draft kinds in order of priority: none, {', '.join(DRAFTERS)}."),
+    click.option("--draft", help=f"Draft kinds in order of priority: none, auto (the plan's), {', '.join(DRAFTERS)}."),
     click.option(
         "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."
     ),

@@ -196,8 +196,22 @@ class AdaptiveController(Controller):
             seconds = call_s + memory.costs.host_s + draft_s + catch_up_s / max(1, min(AMORTISED, room))
             at_risk_s = max(0.0, call_s - base_s) + draft_s + (plain.tokens - 1.0) * plain.token_s
             passes = k if offer.passes is None else offer.passes
-            bids.append(_Bid(drafter, key, k, tokens, seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1),
-                             passes, chance, evidence.evidence >= 1.0))  # fmt: skip
+            bids.append(
+                _Bid(
+                    drafter,
+                    key,
+                    k,
+                    tokens,
+                    seconds,
+                    at_risk_s,
+                    catch_up_s,
+                    n_missed,
+                    rows - self._width(1),
+                    passes,
+                    chance,
+                    evidence.evidence >= 1.0,
+                )
+            )
         return bids
 
     def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:

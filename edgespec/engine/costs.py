@@ -15,8 +15,10 @@ from typing import Any
 __all__ = ["CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
 
 FIRST_GUESS = 0.25  # of a plain step: an extra row, or a draft run, before either was seen
-KEPT = 15  # samples of which the median is taken
-PACE = 0.1  # how fast the table follows a machine that slows down or a context that grows
+KEPT = 31  # samples of which the median is taken
+SETTLED = 8  # samples that a profile's figure counts for, and after which the shortest call is the yardstick
+PACE, MOST_CHANGE = 0.25, 1.25  # how fast the table follows a machine that slows down or a context that grows
+HOST_PACE = 0.1
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ class DraftCosts:
         return max(0.0, self.catch_up[longest].median) / longest
 
     def seconds(self, k: int) -> float:
-        """A proposal of k tokens; the next longer one measured, or as much again a token beyond the longest."""
-        return at_or_above({n: entry.median for n, entry in self.steps.items()}, k)
+        """A proposal of k tokens: between two lengths that were measured its share of the steps between them."""
+        medians = {n: entry.median for n, entry in self.steps.items()}
+        below = max((n for n in medians if n < k), default=None)
+        above = min((n for n in medians if n > k), default=None)
+        if k in medians or below is None or above is None:
+            return at_or_above(medians, k)
+        return medians[below] + (medians[above] - medians[below]) * (k - below) / (above - below)
 
     def to_json(self) -> dict[str, Any]:
         return {"steps": _to_json(self.steps), "catch_up": _to_json(self.catch_up)}
@@ -136,6 +143,10 @@ class _Running:
         samples.append(value)
         self.medians[key] = statistics.median(samples)
 
+    def count(self, key: int) -> int:
+        """Samples of `key` so far."""
+        return len(self._samples.get(key, ()))
+
 
 class CostTable:
     """Costs as this process has seen them, on top of `measured` where a profile is there; outlives requests.
@@ -184,12 +195,18 @@ class CostTable:
         """Take in one call of a round."""
         base = self._base(n_rows, n_past) if self.knows(n_rows) else None
         if base:
-            self.pace *= min(max(seconds / (base * self.pace), 0.5), 2.0) ** PACE
+            self.pace *= min(max(seconds / (base * self.pace), 1 / MOST_CHANGE), MOST_CHANGE) ** PACE
+        n_seen = self._rows.count(n_rows)
+        if n_seen == 0 and self.measured is not None and base:
+            for _ in range(SETTLED):
+                self._rows.add(n_rows, base)
+        elif n_seen >= SETTLED and n_rows == min(self._rows.medians):
+            return  # the yardstick: what changes with it is the pace
         self._rows.add(n_rows, seconds / self.pace)
 
     def learn_host(self, seconds: float) -> None:
         """Host time of one round, drafting left out."""
-        self.host_s += PACE * (min(max(seconds, 0.0), 4 * self.host_s + 1e-3) - self.host_s)
+        self.host_s += HOST_PACE * (min(max(seconds, 0.0), 4 * self.host_s + 1e-3) - self.host_s)
 
     def draft_s(self, source: str, k: int, passes: int | None, plain_s: float) -> float:
         """A proposal of k tokens by a source that has missed none. plain_s: what a plain step costs."""

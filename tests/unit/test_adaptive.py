@@ -159,8 +159,13 @@ def test_limits_of_the_power_state_are_kept_and_named() -> None:
     for limit, most in (((2, "battery at 12 %"), 2), ((0, "hot"), 0)):
         draft.asked.clear()
         controller = AdaptiveController(8, most_k=lambda limit=limit: limit)  # type: ignore[misc]
-        run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True),
-            controller=controller)  # type: ignore[arg-type]  # fmt: skip
+        run(
+            world.target,
+            [draft],
+            [1, 2, 3],
+            SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True),
+            controller=controller,
+        )  # type: ignore[arg-type]
         assert max((k for _, k in draft.asked), default=0) == most
         if most == 0:
             assert controller.summary()["off"]["power"]["why"] == "hot"
@@ -173,16 +178,26 @@ def test_limits_of_the_power_state_are_kept_and_named() -> None:
 def test_a_perfect_draft_needs_one_call_for_every_k_plus_one_tokens(k: int) -> None:
     world, n = make_world(), 61
     draft = KnowingDrafter(world.truth(n), lambda _: True, 0.1)
-    outcome = run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
-                  controller=create_controller("fixed", k))  # type: ignore[arg-type]  # fmt: skip
+    outcome = run(
+        world.target,
+        [draft],
+        [1, 2, 3],
+        SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
+        controller=create_controller("fixed", k),
+    )  # type: ignore[arg-type]
     assert outcome.stats.rounds == -(-n // (k + 1))
 
 
 def test_asked_for_five_the_first_round_proposes_five() -> None:
     world, n = make_world(), 40
     draft = KnowingDrafter(world.truth(n), lambda _: False, 0.1)
-    outcome = run(world.target, [draft], [1, 2, 3], SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
-                  controller=create_controller("fixed", 5))  # type: ignore[arg-type]  # fmt: skip
+    outcome = run(
+        world.target,
+        [draft],
+        [1, 2, 3],
+        SamplingParams(max_tokens=n, ignore_eos=True, temperature=0.0),
+        controller=create_controller("fixed", 5),
+    )  # type: ignore[arg-type]
     assert outcome.stats.records[0].drafted == 5
 
 

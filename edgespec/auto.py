@@ -1,0 +1,125 @@
+"""`--draft auto`: which drafts a target could have here, their profile, and the plan turned into options.
+
+Puts together what the zoo, the profile and the planner know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec import zoo
+from edgespec.bundle import Bundle
+from edgespec.loading import Loaded, ModelSource, kind_of, load
+from edgespec.options import AUTO, EngineOptions
+from edgespec.pairs import resolve
+from edgespec.planner import MOST_K, Plan, make_plan
+from edgespec.profile import QUICK, profile_llm
+
+if TYPE_CHECKING:
+    from edgespec.text import Tokenizer
+
+__all__ = ["auto_options", "candidate_kinds", "open_models"]
+
+MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes a second or two
+OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft_p_min")
+Progress = Callable[..., None]
+
+
+def candidate_kinds(folder: Path | None, most: int | None = None) -> tuple[str, ...]:
+    """Draft kinds worth measuring for the target in `folder`, the most accepted first, n-gram always among them.
+
+    Early exit is left out: it needs the target in parts, which is slower without it. most: trained kinds at most.
+    """
+    if folder is None or not (folder / "bundle.json").is_file():
+        return ("ngram",)
+    target = Bundle.open(folder)
+    known = [draft for draft in zoo.list_drafts(target.info.name) if draft.kind != "early-exit"]
+    fitting = [draft for draft in known if zoo.fits(draft, target)]
+    fitting.sort(key=lambda draft: -_promise(draft.acceptance))
+    return ("ngram", *(draft.kind for draft in fitting[:most]))
+
+
+def _promise(acceptance: Mapping[str, Any]) -> float:
+    """Tokens a round that the draft's own card names, 0 where it names none."""
+    value = acceptance.get("mean_acceptance_length")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def open_models(
+    model: ModelSource,
+    draft_model: ModelSource | None,
+    options: EngineOptions,
+    tokenizer: Tokenizer | None,
+    progress: Progress | None,
+) -> tuple[EngineOptions, Loaded]:
+    """The models of `options`, and the options to run them with: the plan's for draft="auto", else as they are."""
+    how = (model, draft_model, options, tokenizer, progress)
+    return _decide(*how) if options.draft == AUTO else (options, load(*how))
+
+
+def _decide(
+    model: ModelSource,
+    draft_model: ModelSource | None,
+    options: EngineOptions,
+    tokenizer: Tokenizer | None,
+    progress: Progress | None,
+) -> tuple[EngineOptions, Loaded]:
+    """The options that the plan makes of `options`, and the models for them; measures where no profile is kept.
+
+    Loads every candidate draft, and closes those that the plan does without. Raises what loading raises.
+    """
+    from edgespec.llm import LLM  # an LLM of all candidates is what is measured
+
+    folder = resolve(model, progress=progress) if isinstance(model, (str, Path)) else None
+    kinds = [*candidate_kinds(folder, most=MOST_TRAINED)]
+    given = None if draft_model is None else kind_of(draft_model)
+    if given is not None and given not in kinds:
+        kinds.append(given)
+    fields = {name: getattr(options, name) for name in EngineOptions.names() if name != "draft"}
+    if kinds == ["ngram"]:
+        fields.update({name: EngineOptions.__dataclass_fields__[name].default for name in OF_DRAFT_MODELS})
+    llm = LLM(
+        folder or model,
+        draft=",".join(kinds),
+        draft_model=draft_model,
+        tokenizer=tokenizer,
+        progress=progress,
+        **{**fields, "controller": "fixed"},
+    )
+    try:
+        profiles = profile_llm(llm, effort=QUICK, progress=progress)
+        plan = make_plan([profiles], can_overlap=False)
+    except BaseException:
+        llm.close()
+        raise
+    llm.forget()
+    chosen, loaded = auto_options(options, plan), llm.loaded
+    loaded.costs, loaded.plan = profiles.costs, plan.summary()
+    for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
+        loaded.heads.pop(kind).close()
+        loaded.bundles.pop(kind, None)
+    if loaded.draft_model is not None and "model" not in chosen.drafts:
+        if isinstance(draft_model, (str, Path)):
+            loaded.draft_model.close()
+        loaded.draft_model = None
+    return chosen, loaded
+
+
+def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
+    """`options` with the drafts of the plan under the adaptive controller.
+
+    The chosen drafts go with n-gram, which costs nothing where it has no match. A length or a controller that differs
+    from the default was set by the user and stays.
+    """
+    defaults = EngineOptions()
+    drafts = [] if plan.chosen.draft == "none" else plan.chosen.draft.split(",")
+    k = options.num_speculative_tokens
+    return replace(
+        options,
+        draft=",".join(drafts) or "none",
+        controller="adaptive" if options.controller == defaults.controller else options.controller,
+        num_speculative_tokens=max(MOST_K, k) if k == defaults.num_speculative_tokens else k,
+    )

@@ -1,0 +1,93 @@
+"""`edgespec profile`: what calls cost on this machine, kept for `plan` and for `--draft auto`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli import console
+from edgespec.cli.options import engine_kwargs, engine_options, json_option
+from edgespec.loading import kind_of
+
+if TYPE_CHECKING:
+    from edgespec.profile import Effort, Profiles
+
+__all__ = ["command", "profile_model"]
+
+
+@click.command("profile")
+@click.argument("model")
+@click.option("--quick", is_flag=True, help="As short as the measurement at first use.")
+@engine_options
+@json_option
+def command(**values: Any) -> None:
+    """Measure MODEL and its drafts: the time of 1 to 32 rows, of draft steps, and of both at once.
+
+    By default with every trained draft that fits and needs no other graph of the target; --draft names others.
+    """
+    from edgespec.profile import QUICK, Effort
+
+    with console.progress(plain=values["as_json"]) as report:
+        profiles = profile_model(values, QUICK if values["quick"] else Effort(), fresh=True, progress=report)
+    if values["as_json"]:
+        console.print_json(
+            {
+                "target": profiles.target.to_json(),
+                "drafts": {kind: draft.to_json() for kind, draft in profiles.drafts.items()},
+            }
+        )
+    else:
+        _print(profiles)
+
+
+def profile_model(
+    values: dict[str, Any], effort: Effort, *, fresh: bool = False, progress: console.Reporter | None = None
+) -> Profiles:
+    """The profile of the model that a command's options name, with all candidate drafts where it names none."""
+    from edgespec.auto import candidate_kinds
+    from edgespec.llm import LLM
+    from edgespec.options import AUTO
+    from edgespec.pairs import ensure
+    from edgespec.profile import profile_llm
+
+    kwargs = engine_kwargs(values)
+    draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
+    folder = ensure(values["model"], progress=progress)
+    if draft in (None, AUTO):
+        kinds = candidate_kinds(Path(folder))
+        draft = ",".join(kinds if draft_model is None else dict.fromkeys((*kinds, kind_of(draft_model))))
+    began = time.perf_counter()
+    with LLM(folder, draft=draft, draft_model=draft_model, progress=progress, **kwargs) as llm:
+        load_s = time.perf_counter() - began
+        return profile_llm(llm, effort=effort, fresh=fresh, load_s=load_s, progress=progress)
+
+
+def _print(profiles: Profiles) -> None:
+    from rich.table import Table
+
+    target, out = profiles.target, console.out()
+    exact = "any row count" if target.exact is None else f"exact rows, {target.exact[0]} and up by {target.exact[2]}"
+    out.print(
+        f"{target.name} on {target.device}: {console.format_bytes(target.bytes)}, {exact}, "
+        f"loaded in {target.load_s:.1f} s, host {1e3 * target.costs.host_s:.2f} ms a round, power: {target.power}"
+    )
+    table = Table(show_edge=False)
+    table.add_column("rows", justify="right")
+    for at in target.costs.target:
+        table.add_column(f"ms at {at} cached", justify="right")
+    for n in sorted({n for rows in target.costs.target.values() for n in rows}):
+        cells = [rows[n] for rows in target.costs.target.values() if n in rows]
+        table.add_row(str(n), *(f"{1e3 * s.median:.2f} ({1e3 * s.low:.2f}-{1e3 * s.high:.2f})" for s in cells))
+    out.print(table)
+    for draft in profiles.drafts.values():
+        steps = ", ".join(f"{n}: {1e3 * s.median:.2f}" for n, s in sorted(draft.costs.steps.items()))
+        chances = ", ".join(f"{chance:.0%}" for chance in draft.chances)
+        out.print(
+            f"{draft.kind} on {draft.device}: {console.format_bytes(draft.bytes)}, loaded in {draft.load_s:.1f} s; "
+            f"ms by tokens {steps}; catching up {1e3 * draft.costs.catch_up_token_s:.3f} ms a token; "
+            f"accepted {chances}; side by side the target takes {draft.contention[0]:.2f}x, "
+            f"the draft {draft.contention[1]:.2f}x"
+        )

@@ -1,0 +1,307 @@
+"""What to run where: every way to decode with its predicted speed and memory, "do not speculate" among them.
+
+Works on measured profiles alone and loads nothing. A fixed k is predicted by S(k) = (1 + sum s_j) / (V(k + 1) +
+t_draft(k) + host) with the measured V, whose steps are kept; n-gram drafts, and mixes that take the better source each
+round, by replaying the calibration texts; the overlapped schedule by `edgespec.sim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgespec.errors import ConfigError
+from edgespec.options import IN_FLIGHT_DRAFTS
+from edgespec.profile import DraftProfile, Profiles, TargetProfile
+from edgespec.replay import Pace, replay
+from edgespec.sim import Scenario, predict
+
+__all__ = ["MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan"]
+
+MOST_K = 8
+LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
+PREFERENCES = ("speed", "energy")
+# Energy of a plain step by its causes, where nothing measures it: what runs as long as the step, reading the weights,
+# computing the rows. Assumed (the orders of magnitude of PAPERS on DRAM and int4 arithmetic), never measured here.
+STATIC_SHARE, READ_SHARE, COMPUTE_SHARE = 0.4, 0.4, 0.2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to decode. k: tokens drafted a round, at most so many if adaptive. energy: a token's over plain's.
+
+    speedup: over plain decoding in the same mode (with exact rows where they are on). obstacle: why it may not be used.
+    """
+
+    draft: str
+    k: int
+    controller: str
+    schedule: str
+    target_device: str
+    draft_device: str | None
+    tok_s: float
+    speedup: float
+    tokens_per_round: float
+    bytes: int
+    energy: float
+    obstacle: str | None = None
+
+    @property
+    def label(self) -> str:
+        if self.draft == "none":
+            return f"no speculation on {self.target_device}"
+        devices = (
+            self.target_device
+            if self.draft_device in (None, self.target_device)
+            else (f"{self.draft_device} -> {self.target_device}")
+        )
+        most = "<=" if self.controller == "adaptive" else "="
+        return f"{self.draft}, k {most} {self.k}, {self.schedule}, on {devices}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "label": self.label}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """candidates: best first by what was preferred, those with an obstacle last."""
+
+    model: str
+    prefer: str
+    chosen: Candidate
+    runner_up: Candidate | None
+    reason: str
+    native_tok_s: float
+    candidates: tuple[Candidate, ...] = field(repr=False)
+
+    def summary(self) -> dict[str, Any]:
+        """What was chosen and why, in a few words, for the report of a run."""
+        return {
+            "chosen": self.chosen.label,
+            "reason": self.reason,
+            "runner_up": self.runner_up.label if self.runner_up else None,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "model": self.model,
+            "prefer": self.prefer,
+            "chosen": self.chosen.to_dict(),
+            "runner_up": self.runner_up.to_dict() if self.runner_up else None,
+            "reason": self.reason,
+            "native_plain_tok_s": self.native_tok_s,
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+        }
+
+
+def make_plan(
+    profiles: Sequence[Profiles], *, memory_budget: int | None = None, prefer: str = "speed", can_overlap: bool = True
+) -> Plan:
+    """The plan over all profiled combinations of devices. memory_budget: bytes for weights and caches of both models.
+
+    can_overlap: whether the overlapped schedule may be chosen. Raises ConfigError where nothing fits the budget.
+    """
+    if prefer not in PREFERENCES:
+        raise ConfigError(f"prefer={prefer!r} is not known: use {' or '.join(PREFERENCES)}")
+    found = [candidate for one in profiles for candidate in _candidates(one, memory_budget, can_overlap)]
+    able = sorted((c for c in found if c.obstacle is None), key=lambda c: _order(c, prefer))
+    if not able:
+        least = min(found, key=lambda c: c.bytes)
+        raise ConfigError(
+            f"memory_budget={_mb(memory_budget or 0)}: the least that {profiles[0].target.name} needs is "
+            f"{_mb(least.bytes)} ({least.label}); allow more, or load with a smaller context (-c)"
+        )
+    plain = min((c for c in able if c.draft == "none"), key=lambda c: _order(c, prefer))
+    best = able[0]
+    gain = plain.energy / best.energy if prefer == "energy" else best.tok_s / plain.tok_s
+    chosen = best if gain >= LEAST_GAIN else plain
+    others = [c for c in able if (c.draft, c.schedule) != (chosen.draft, chosen.schedule)]
+    rest = sorted((c for c in found if c.obstacle is not None), key=lambda c: _order(c, prefer))
+    target = profiles[0].target
+    return Plan(
+        target.name,
+        prefer,
+        chosen,
+        others[0] if others else None,
+        _reason(chosen, best, plain, prefer),
+        1.0 / _native_s(target),
+        (*able, *rest),
+    )
+
+
+def _order(candidate: Candidate, prefer: str) -> float:
+    return candidate.energy if prefer == "energy" else -candidate.tok_s
+
+
+def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str) -> str:
+    if chosen.draft == "none":
+        if best.draft == "none":
+            return "no draft is predicted to be faster than plain decoding here"
+        return f"the best draft ({best.label}) is predicted at {best.tok_s / plain.tok_s:.2f}x of plain: not worth it"
+    what = (
+        f"{1 - chosen.energy / plain.energy:.0%} less energy a token"
+        if prefer == "energy"
+        else (f"{chosen.tok_s / plain.tok_s:.2f}x of plain")
+    )
+    return f"{what} predicted, {chosen.tokens_per_round:.2f} tokens a round"
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.0f} MB"
+
+
+# --- candidates of one target and its drafts --------------------------------------------------------------------------
+
+
+def _candidates(profiles: Profiles, memory_budget: int | None, can_overlap: bool) -> list[Candidate]:
+    target, drafts = profiles.target, profiles.drafts
+    plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
+    found = [
+        _candidate(
+            target,
+            None,
+            "none",
+            0,
+            "fixed",
+            plain.tokens_per_round,
+            plain.seconds_per_token,
+            plain.seconds_per_token,
+            memory_budget,
+        )
+    ]
+    baseline = plain.seconds_per_token
+    for k in range(1, _most_k(target) + 1):
+        yields = replay(target, {}, True, k, Pace.FIXED)
+        found.append(
+            _candidate(
+                target,
+                None,
+                "ngram",
+                k,
+                "fixed",
+                yields.tokens_per_round,
+                yields.seconds_per_token,
+                baseline,
+                memory_budget,
+            )
+        )
+        for draft in drafts.values():
+            found += _fixed(target, draft, k, baseline, memory_budget, can_overlap)
+    for draft_or_none in (None, *drafts.values()):
+        for has_ngram in (True, False):
+            kinds = ([] if not has_ngram else ["ngram"]) + ([] if draft_or_none is None else [draft_or_none.kind])
+            if kinds:
+                own = {} if draft_or_none is None else {draft_or_none.kind: draft_or_none}
+                yields = replay(target, own, has_ngram, _most_k(target), Pace.ADAPTIVE)
+                found.append(
+                    _candidate(
+                        target,
+                        draft_or_none,
+                        ",".join(kinds),
+                        _most_k(target),
+                        "adaptive",
+                        yields.tokens_per_round,
+                        yields.seconds_per_token,
+                        baseline,
+                        memory_budget,
+                    )
+                )
+    return found
+
+
+def _most_k(target: TargetProfile) -> int:
+    measured = max(max(rows) for rows in target.costs.target.values())
+    return max(0, min(MOST_K, measured - 1))
+
+
+def _fixed(
+    target: TargetProfile, draft: DraftProfile, k: int, baseline: float, memory_budget: int | None, can_overlap: bool
+) -> list[Candidate]:
+    """The serial and the overlapped candidate of a draft model at a fixed k."""
+    at, most = mean_past(target), _most_k(target)
+    times = {n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)}
+    scenario = Scenario(
+        target_s=times,
+        draft_s=draft.costs.seconds(k) / k,
+        acceptance=draft.chances,
+        host_s=target.costs.host_s,
+        target_slowdown=draft.contention[0],
+        draft_slowdown=draft.contention[1],
+    )
+    found = []
+    for schedule in ("serial", "overlapped"):
+        expected = predict(scenario, k, schedule)
+        found.append(
+            _candidate(
+                target,
+                draft,
+                draft.kind,
+                k,
+                "fixed",
+                expected.tokens_per_round,
+                expected.round_s / expected.tokens_per_round,
+                baseline,
+                memory_budget,
+                schedule,
+                _no_overlap(draft.kind, can_overlap) if schedule == "overlapped" else None,
+            )
+        )
+    return found
+
+
+def _no_overlap(kind: str, can_overlap: bool) -> str | None:
+    """Why a kind may not be run overlapped; None where it may."""
+    if kind in IN_FLIGHT_DRAFTS:
+        return IN_FLIGHT_DRAFTS[kind]
+    return None if can_overlap else "the overlapped schedule is off"
+
+
+def mean_past(target: TargetProfile) -> int:
+    """Cached tokens in the middle of the calibration texts."""
+    lengths = [len(prompt) + len(text) // 2 for prompt, text in target.texts]
+    return sum(lengths) // len(lengths) if lengths else 64
+
+
+def _native_s(target: TargetProfile) -> float:
+    """Seconds of a native one-row step."""
+    return target.costs.seconds(1, mean_past(target)) + target.costs.host_s
+
+
+def _candidate(
+    target: TargetProfile,
+    draft: DraftProfile | None,
+    kinds: str,
+    k: int,
+    controller: str,
+    tokens: float,
+    token_s: float,
+    baseline_s: float,
+    memory_budget: int | None,
+    schedule: str = "serial",
+    obstacle: str | None = None,
+) -> Candidate:
+    n_bytes = target.bytes + (draft.bytes if draft else 0)
+    if memory_budget is not None and n_bytes > memory_budget:
+        obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(memory_budget)}"
+    weight = draft.bytes / target.bytes if draft and target.bytes else 0.0
+    rows = target.width(1 + k) / target.width(1)
+    work = READ_SHARE * (1 + k * weight) + COMPUTE_SHARE * (rows + k * weight)
+    energy = (
+        STATIC_SHARE * token_s / baseline_s + work / tokens * (STATIC_SHARE + READ_SHARE + COMPUTE_SHARE) if k else 1.0
+    )
+    return Candidate(
+        kinds,
+        k,
+        controller,
+        schedule,
+        target.device,
+        draft.device if draft else None,
+        1.0 / token_s,
+        baseline_s / token_s,
+        tokens,
+        n_bytes,
+        energy,
+        obstacle,
+    )

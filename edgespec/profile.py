@@ -1,0 +1,375 @@
+"""Measures what target and drafts cost on this machine, and how often drafts are right, and keeps it for later runs.
+
+Everything is run through the production code: calls on sessions for V(n), short generations of a few prompts for the
+rest. Stored in the machine profile per (model, device, threads, onnxruntime, row counts, power state); figures older
+than MOST_AGE_S, or of another version of this module, are measured again. Decides nothing: see `edgespec.planner`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.contention import measure_contention
+from edgespec.cpu import cpu_identity
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
+from edgespec.machine import Profile, open_profile
+from edgespec.sampling import SamplingParams
+from edgespec.telemetry import read_power
+from edgespec.types import FILLER, ExactRows, Model, RoundRecord
+
+if TYPE_CHECKING:
+    from edgespec.llm import LLM
+
+__all__ = ["PROMPTS", "DraftProfile", "Effort", "TargetProfile", "measure_target", "profile_llm"]
+
+VERSION = 1
+MOST_AGE_S = 30 * 86400.0
+ROWS = (*range(1, 17), 24, 32)
+CONTEXTS = (64, 1024)  # cached tokens
+PROMPTS = (
+    "Why do leaves change colour in autumn?",
+    "Write a Python function that counts the vowels of a word, with a docstring.",
+    "Write this list again with every word in capitals: apples, pears, plums, cherries, grapes, figs, dates, limes.",
+    "Give me a JSON list of three animals, each with a name, a colour and the number of its legs.",
+)
+Progress = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured. repeats: of V(n). budget_s: for V(n) at one context, after one pass over the row counts."""
+
+    repeats: int = 7
+    budget_s: float = 4.0
+    n_tokens: int = 64
+    n_prompts: int = len(PROMPTS)
+    depths: tuple[int, ...] = (1, 3, 6)  # k of the runs that measure drafts
+
+
+QUICK = Effort(repeats=3, budget_s=1.0, n_tokens=40, n_prompts=3, depths=(1, 4))
+
+
+@dataclass(frozen=True)
+class TargetProfile:
+    """texts: (prompt ids, generated ids) of the calibration at T = 0. guess: acceptance of free guesses in exact mode.
+
+    exact: the row counts that calls are padded to, as (min, max, multiple). bytes: weights and a full cache.
+    """
+
+    name: str
+    device: str
+    costs: MeasuredCosts
+    exact: tuple[int, int, int] | None
+    guess: float
+    texts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    bytes: int
+    load_s: float
+    power: str
+    measured_at: float
+
+    def width(self, n_rows: int) -> int:
+        """Rows that are really run for `n_rows` wanted ones."""
+        return ExactRows(*self.exact).width(n_rows) if self.exact else n_rows
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "costs": self.costs.to_json(),
+            "texts": [[list(a), list(b)] for a, b in self.texts],
+            "exact": None if self.exact is None else list(self.exact),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TargetProfile:
+        """What `to_json` wrote; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
+        exact = fields["exact"]
+        rows = None if exact is None else (int(exact[0]), int(exact[1]), int(exact[2]))
+        texts = tuple((tuple(map(int, a)), tuple(map(int, b))) for a, b in fields["texts"])
+        return cls(**{**fields, "costs": MeasuredCosts.from_json(fields["costs"]), "exact": rows, "texts": texts})
+
+
+@dataclass(frozen=True)
+class DraftProfile:
+    """chances: conditional acceptance by position. contention: how much longer (target, draft) take side by side."""
+
+    kind: str
+    device: str
+    costs: DraftCosts
+    chances: tuple[float, ...]
+    contention: tuple[float, float]
+    bytes: int
+    load_s: float
+    measured_at: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "costs": self.costs.to_json(),
+            "chances": list(self.chances),
+            "contention": list(self.contention),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> DraftProfile:
+        """What `to_json` wrote; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
+        target, draft = fields["contention"]
+        return cls(
+            **{
+                **fields,
+                "costs": DraftCosts.from_json(fields["costs"]),
+                "chances": tuple(map(float, fields["chances"])),
+                "contention": (float(target), float(draft)),
+            }
+        )
+
+
+@dataclass
+class Profiles:
+    """What is known of one loaded target and its drafts."""
+
+    target: TargetProfile
+    drafts: dict[str, DraftProfile] = field(default_factory=dict)
+
+    @property
+    def costs(self) -> MeasuredCosts:
+        """All costs in one table, as a controller starts with them."""
+        return replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
+
+
+def profile_llm(
+    llm: LLM,
+    *,
+    effort: Effort = QUICK,
+    fresh: bool = False,
+    prompts: Sequence[list[int]] | None = None,
+    load_s: float = 0.0,
+    progress: Progress | None = None,
+    store: Profile | None = None,
+) -> Profiles:
+    """The figures of `llm`'s target and of the drafts that it was loaded with, measured where none are kept.
+
+    fresh: measure in any case. prompts: token ids to calibrate on instead of the built-in ones. Nothing is kept then,
+    nor of a model without a `content_key`, which says what it is.
+    """
+    store = store or open_profile()
+    content = getattr(llm.target, "content_key", None)
+    is_kept = prompts is None and content is not None
+    key = f"v{VERSION} {content} {cpu_identity()} exact={llm.exact} power={read_power().name}"
+    found = None if fresh or not is_kept else _load(store, key, TargetProfile.from_json)
+    with _calibration(llm, prompts, effort) as run:
+        if found is None:
+            found = _measure_target_profile(llm, run, effort, load_s, progress)
+            _keep(store, key, found, is_kept)
+        profiles = Profiles(found)
+        for kind in llm.working_drafts:
+            if kind == "ngram":
+                continue  # it costs nothing, and what it yields is replayed from the texts
+            identity = _draft_identity(llm, kind)
+            draft_key, is_known = f"{key} draft={kind} {identity}", is_kept and identity is not None
+            draft = None if fresh or not is_known else _load(store, draft_key, DraftProfile.from_json)
+            if draft is None:
+                draft = _measure_draft(llm, kind, run, effort, progress)
+                _keep(store, draft_key, draft, is_known)
+            profiles.drafts[kind] = draft
+    return profiles
+
+
+def _draft_identity(llm: LLM, kind: str) -> str | None:
+    if kind in llm.loaded.bundles:
+        return f"{llm.loaded.bundles[kind].name} device={llm.options.draft_device}"
+    identity: str | None = getattr(llm.draft_model, "content_key", None)
+    return identity
+
+
+def _load(store: Profile, key: str, parse: Callable[[Mapping[str, Any]], Any]) -> Any | None:
+    """A kept profile that is not too old; None where there is none that can be read."""
+    fields = store.get("costs", key)
+    try:
+        found = parse(fields) if fields is not None else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # damaged, or written by another version
+    return found if found is not None and 0 <= time.time() - found.measured_at < MOST_AGE_S else None
+
+
+def _keep(store: Profile, key: str, found: TargetProfile | DraftProfile, is_kept: bool) -> None:
+    if is_kept:
+        store.put("costs", key, found.to_json())
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+
+
+def measure_target(
+    model: Model, exact: ExactRows | None, effort: Effort, progress: Progress | None = None
+) -> dict[int, dict[int, Spread]]:
+    """Cached tokens -> rows -> seconds of a call, on a session of its own. Row counts that exact mode never runs are
+    left out; one row, the native plain step, is always in. Row counts take turns, so that a slow moment hits all."""
+    info = model.info
+    most = min(ROWS[-1], info.max_rows or ROWS[-1], (info.max_rewind or ROWS[-1]))
+    widths = sorted({1, *(n if exact is None else exact.width(n) for n in ROWS)})
+    widths = [n for n in widths if n <= most or n == 1]
+    contexts = [n for n in CONTEXTS if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
+    session, table = model.open_session(), {}
+    try:
+        for n_past in contexts:
+            _fill(session, n_past, min(256, info.max_rows or 256), info.n_vocab)
+            table[n_past] = _time_widths(session, n_past, widths, effort, info.n_vocab, progress)
+    finally:
+        session.close()
+    return table
+
+
+def _fill(session: Any, n_past: int, chunk: int, n_vocab: int) -> None:
+    while session.n_past < n_past:
+        n = min(chunk, n_past - session.n_past)
+        session.forward([(7 * i + session.n_past) % n_vocab for i in range(n)], logits_rows=())
+
+
+def _time_widths(
+    session: Any, n_past: int, widths: Sequence[int], effort: Effort, n_vocab: int, progress: Progress | None
+) -> dict[int, Spread]:
+    seconds: dict[int, list[float]] = {n: [] for n in widths}
+    began = time.perf_counter()
+    for turn in range(-1, effort.repeats):  # the first turn warms up: buffers are made then
+        if turn >= 1 and time.perf_counter() - began > effort.budget_s:
+            break
+        for n in widths:
+            if progress:
+                progress("Measuring this machine", turn * len(widths) + n, effort.repeats * len(widths))
+            rows = session.forward([(11 * i + n) % n_vocab for i in range(n)])
+            session.keep(n_past)
+            if turn >= 0:
+                seconds[n].append(rows.run_s)
+    return {n: spread(values) for n, values in seconds.items()}
+
+
+def _measure_target_profile(
+    llm: LLM, run: _Calibration, effort: Effort, load_s: float, progress: Progress | None
+) -> TargetProfile:
+    target = measure_target(llm.target, llm.exact, effort, progress)
+    texts, records = run.generate("none", 1)
+    host = [r.host_s for r in records if r.index]
+    free = [r for r in records if r.source == FILLER]
+    info, exact = llm.target.info, llm.exact
+    return TargetProfile(
+        name=info.name,
+        device=info.device,
+        costs=MeasuredCosts(target, max(0.0, spread(host).median) if host else 0.0),
+        exact=None if exact is None else (exact.min_rows, exact.max_rows, exact.multiple),
+        guess=sum(r.accepted for r in free) / len(free) if free else 0.0,
+        texts=tuple((tuple(prompt), tuple(text)) for prompt, text in zip(run.prompts, texts, strict=True)),
+        bytes=info.weight_bytes + info.kv_bytes_per_token * info.n_ctx,
+        load_s=load_s,
+        power=read_power().name,
+        measured_at=time.time(),
+    )
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+class _Calibration:
+    """Short generations at T = 0 with one draft kind and a fixed k."""
+
+    def __init__(self, llm: LLM, prompts: list[list[int]], n_tokens: int) -> None:
+        self.llm, self.prompts, self.n_tokens = llm, prompts, n_tokens
+
+    def generate(self, draft: str, k: int) -> tuple[list[list[int]], list[RoundRecord]]:
+        """(texts, round records); every prompt begins with empty caches."""
+        params = SamplingParams(temperature=0.0, max_tokens=self.n_tokens)
+        changes: dict[str, Any] = {"draft": draft, "controller": "fixed", "min_speculative_tokens": 0, "tree": False}
+        changes["schedule"] = "serial"
+        if draft in ("none", "ngram"):
+            changes["draft_p_min"] = 0.0
+        variant = self.llm.variant(num_speculative_tokens=k, **changes)
+        texts, records = [], []
+        for prompt in self.prompts:
+            variant.forget()
+            output = variant.generate([prompt], params)[0].outputs[0]
+            texts.append(list(output.token_ids))
+            records += output.stats.records
+        variant.forget()
+        return texts, records
+
+
+@contextmanager
+def _calibration(llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort) -> Iterator[_Calibration]:
+    n_ctx = llm.target.info.n_ctx
+    chosen = [list(prompt) for prompt in prompts] if prompts is not None else _own_prompts(llm, effort.n_prompts)
+    n_tokens = max(2, min(effort.n_tokens, n_ctx - max(map(len, chosen)) - 1))
+    yield _Calibration(llm, chosen, n_tokens)
+
+
+def _own_prompts(llm: LLM, n: int) -> list[list[int]]:
+    if llm.tokenizer is None:
+        n_vocab = llm.target.info.n_vocab
+        return [[(37 * i * (j + 1)) % n_vocab for j in range(12)] for i in range(1, n + 1)]
+    if llm.tokenizer.chat_template is None:
+        return [llm.encode(text) for text in PROMPTS[:n]]
+    return [llm.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS[:n]]
+
+
+def _measure_draft(llm: LLM, kind: str, run: _Calibration, effort: Effort, progress: Progress | None) -> DraftProfile:
+    if progress:
+        progress(f"Measuring the {kind} draft")
+    steps: dict[int, Spread] = {}
+    catch_up: dict[int, Spread] = {}
+    judged: list[RoundRecord] = []
+    for k in effort.depths:
+        _, records = run.generate(kind, k)
+        own = [r for r in records if r.source == kind]
+        by_k: dict[int, list[float]] = {}
+        for r in own:
+            if r.index and not r.cut:
+                by_k.setdefault(r.drafted, []).append(max(r.propose_s, r.draft_s))
+        steps.update({n: spread(values) for n, values in by_k.items() if n not in steps or len(values) > steps[n].n})
+        judged = own if k == max(effort.depths) else judged
+        first = [r for r in own if r.index == 0 and r.drafted in steps]
+        for r, prompt in zip(first, run.prompts, strict=False):
+            catch_up[len(prompt)] = spread([max(0.0, r.propose_s - steps[r.drafted].median)])
+    head = llm.loaded.heads.get(kind, llm.draft_model if kind == "model" else None)
+    return DraftProfile(
+        kind=kind,
+        device=llm.options.draft_device,
+        costs=DraftCosts(steps or {1: Spread(0.0, 0.0, 0.0, 0)}, catch_up),
+        chances=_chances(judged),
+        contention=measure_contention(llm, kind, run.prompts[0]) if steps else (1.0, 1.0),
+        bytes=_draft_bytes(head, llm.loaded.bundles.get(kind)),
+        load_s=_load_seconds(llm, kind),
+        measured_at=time.time(),
+    )
+
+
+def _chances(records: Sequence[RoundRecord]) -> tuple[float, ...]:
+    """Of the rounds that reached a position with a drafted token, the share that accepted it; at least one entry."""
+    chances: list[float] = []
+    for place in range(max((r.drafted for r in records), default=0)):
+        reached = [r for r in records if r.drafted > place and r.accepted >= place]
+        if len(reached) < 3 and chances:
+            break
+        chances.append(sum(r.accepted > place for r in reached) / max(1, len(reached)))
+    return tuple(chances) or (0.0,)
+
+
+def _draft_bytes(head: Any, bundle: Path | None) -> int:
+    """Weights and a full cache of a draft; the files of its bundle where it does not say."""
+    info = getattr(head, "info", None)
+    if info is not None:
+        return int(info.weight_bytes + info.kv_bytes_per_token * info.n_ctx)
+    return sum(path.stat().st_size for path in bundle.iterdir() if path.is_file()) if bundle else 0
+
+
+def _load_seconds(llm: LLM, kind: str) -> float:
+    """How long the draft takes to load, by loading it once more."""
+    from edgespec.draft_bundle import open_draft
+
+    if kind not in llm.loaded.bundles:
+        return 0.0
+    began = time.perf_counter()
+    open_draft(llm.loaded.bundles[kind], llm.options).close()
+    return time.perf_counter() - began

@@ -1,0 +1,158 @@
+"""Plans from made-up profiles: predictions against arithmetic, the budget, linear machines, texts that repeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread
+from edgespec.errors import ConfigError
+from edgespec.planner import make_plan
+from edgespec.profile import DraftProfile, Profiles, TargetProfile
+from edgespec.replay import Pace, replay
+
+RANDOM_TEXT = tuple((i * i * 31 + i // 3) % 97 for i in range(200))
+COPIED_TEXT = tuple(i % 9 for i in range(200))
+
+
+def table(**rows: float) -> dict[int, Spread]:
+    return {int(n[1:]): Spread(s, s, s, 5) for n, s in rows.items()}
+
+
+def target(a_row: float, text: tuple[int, ...] = RANDOM_TEXT, **changes: Any) -> TargetProfile:
+    """One row takes 1 s, each further one `a_row`."""
+    rows = {n: Spread(1 + a_row * (n - 1), 0, 0, 5) for n in range(1, 17)}
+    fields = {
+        "name": "t",
+        "device": "cpu",
+        "costs": MeasuredCosts({64: rows}),
+        "exact": None,
+        "guess": 0.0,
+        "texts": (((1, 2, 3), text),),
+        "bytes": 1000,
+        "load_s": 1.0,
+        "power": "mains",
+        "measured_at": 0.0,
+    }
+    return TargetProfile(**{**fields, **changes})
+
+
+def draft(chances: tuple[float, ...], step_s: float, **changes: Any) -> DraftProfile:
+    steps = {k: Spread(k * step_s, 0, 0, 5) for k in range(1, 9)}
+    fields = {
+        "kind": "model",
+        "device": "cpu",
+        "costs": DraftCosts(steps),
+        "chances": chances,
+        "contention": (1.0, 1.0),
+        "bytes": 100,
+        "load_s": 0.1,
+        "measured_at": 0.0,
+    }
+    return DraftProfile(**{**fields, **changes})
+
+
+def plan(t: TargetProfile, *drafts: DraftProfile, **options: Any) -> Any:
+    return make_plan([Profiles(t, {d.kind: d for d in drafts})], **options)
+
+
+def test_a_fixed_length_is_predicted_by_the_formula() -> None:
+    found = plan(target(0.1), draft((0.8,), 0.05))
+    for c in found.candidates:
+        if (c.draft, c.controller, c.schedule) == ("model", "fixed", "serial"):
+            tokens = sum(0.8**j for j in range(c.k + 1))
+            assert c.tokens_per_round == pytest.approx(tokens)
+            assert c.tok_s == pytest.approx(tokens / (1 + 0.1 * c.k + 0.05 * c.k))
+    assert found.chosen.draft.endswith("model")
+    assert found.runner_up.draft != found.chosen.draft or found.runner_up.schedule != found.chosen.schedule
+
+
+def test_linear_costs_advise_off() -> None:
+    """CASES row 48: where every row costs a whole step there is nothing to gain."""
+    found = plan(target(1.0), draft((0.9,), 0.1))
+    assert found.chosen.draft == "none"
+    assert "plain" in found.reason
+    assert found.chosen.speedup == 1.0
+    assert {c.draft for c in found.candidates} >= {"none", "ngram", "model", "ngram,model"}
+
+
+def test_a_text_that_copies_itself_is_for_n_grams() -> None:
+    assert plan(target(0.1, COPIED_TEXT), draft((0.3,), 0.2)).chosen.draft in ("ngram", "ngram,model")
+    assert plan(target(0.1), draft((0.3,), 0.2)).chosen.tok_s < 1.1
+
+
+def test_steps_are_kept() -> None:
+    """Rows 2 to 4 cost the same: k = 3 is best although acceptance falls; a fitted line would say k = 1."""
+    rows = table(n1=1.0, n2=1.5, n3=1.5, n4=1.5, n5=3.0, n6=3.0, n7=3.0, n8=3.0)
+    t = target(0, costs=MeasuredCosts({64: rows}))
+    fixed = [c for c in plan(t, draft((0.6,), 0.0)).candidates if c.draft == "model" and c.controller == "fixed"]
+    assert max(fixed, key=lambda c: c.tok_s).k == 3
+
+
+def test_exact_rows_are_priced_as_they_run() -> None:
+    t = target(0.1, exact=(2, 256, 2), guess=0.25)
+    pure = replay(t, {}, False, 0, Pace.ADAPTIVE)
+    assert pure.seconds / pure.rounds == pytest.approx(1.1)
+    assert pure.tokens_per_round == pytest.approx(1.25, abs=0.12)
+    one = next(
+        c for c in plan(t, draft((0.8,), 0.0)).candidates if (c.draft, c.k, c.schedule) == ("model", 1, "serial")
+    )
+    assert one.tok_s == pytest.approx(1.8 / 1.1)
+
+
+def test_the_budget_excludes_and_says_why() -> None:
+    found = plan(target(0.1), draft((0.8,), 0.05), memory_budget=1050)
+    assert found.chosen.draft in ("none", "ngram")
+    assert {c.obstacle is None for c in found.candidates if "model" in c.draft} == {False}
+    with pytest.raises(ConfigError, match=r"memory_budget=0 MB.*allow more"):
+        plan(target(0.1), memory_budget=10)
+
+
+def test_overlap_is_for_machines_without_contention() -> None:
+    good = draft((0.8,), 0.35)
+    calm, crowded = plan(target(0.05), good), plan(target(0.05), dataclasses.replace(good, contention=(2.0, 2.0)))
+
+    def best(found: Any, schedule: str) -> float:
+        return max(c.tok_s for c in found.candidates if (c.draft, c.schedule) == ("model", schedule))
+
+    assert best(calm, "overlapped") > best(calm, "serial")
+    assert best(crowded, "overlapped") < best(crowded, "serial")
+    forbidden = plan(target(0.05), good, can_overlap=False)
+    assert forbidden.chosen.schedule == "serial"
+
+
+def test_energy_prefers_fewer_wasted_rows() -> None:
+    t, d = target(0.02), draft((0.55,), 0.02)
+    speed, energy = plan(t, d), plan(t, d, prefer="energy")
+    assert energy.prefer == "energy"
+    assert energy.chosen.energy <= speed.chosen.energy
+    with pytest.raises(ConfigError, match="speed or energy"):
+        plan(t, d, prefer="heat")
+
+
+def test_a_replay_of_n_grams_is_what_the_loop_does() -> None:
+    """The same rounds as the production loop with a fixed k, on a text known in advance."""
+    from adaptive_world import make_world
+    from loop_driver import run
+
+    from edgespec.draft.ngram import NgramDrafter
+    from edgespec.sampling import SamplingParams
+
+    world = make_world(1.0, order=1, seed=9)
+    settings = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
+    looped = run(world.target.model, [NgramDrafter()], [1, 2, 3], settings, k=3)  # type: ignore[arg-type]
+    t = target(0.1, texts=(((1, 2, 3), tuple(looped.tokens)),))
+    again = replay(t, {}, True, 3, Pace.FIXED)
+    assert again.rounds == looped.stats.rounds - 1  # the first one comes with the prompt
+
+
+def test_plans_and_profiles_are_plain_data() -> None:
+    import json
+
+    t, d = target(0.1, exact=(2, 256, 1)), draft((0.5, 0.4), 0.1)
+    assert TargetProfile.from_json(json.loads(json.dumps(t.to_json()))) == t
+    assert DraftProfile.from_json(json.loads(json.dumps(d.to_json()))) == d
+    text = json.dumps(plan(t, d).to_dict(), allow_nan=False)
+    assert {"candidates", "chosen", "runner_up", "reason"} <= set(json.loads(text))

@@ -1,0 +1,178 @@
+"""What is measured of target and drafts, on table models with a cost; what is kept, and when it is measured again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgespec import LLM, SamplingParams
+from edgespec.cli import main
+from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
+from edgespec.machine import Profile
+from edgespec.profile import Effort, measure_target, profile_llm
+from edgespec.testing import LatencyModel, TableModel
+from edgespec.testing.latency import FakeClock
+from edgespec.types import ExactRows
+
+SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3))
+
+
+def slow_table(step_s: float, row_s: float, **options: Any) -> LatencyModel:
+    clock = FakeClock()
+    table = TableModel(16, **{"n_ctx": 512, "seed": 4, **options})
+    return LatencyModel(table, step_s, row_s, clock=clock, sleep=clock.sleep)
+
+
+def test_every_row_count_is_measured_as_it_is() -> None:
+    model = slow_table(10.0, 1.0)
+    found = measure_target(model, None, SMALL)
+    (rows,) = found.values()
+    assert sorted(rows) == [*range(1, 17), 24, 32]
+    assert {n: s.median for n, s in rows.items()} == {n: pytest.approx(10.0 + n) for n in rows}
+    assert {s.n for s in rows.values()} == {3}
+
+
+def test_only_row_counts_that_exact_mode_runs_are_measured() -> None:
+    model = slow_table(10.0, 1.0, max_rows=16)
+    (rows,) = measure_target(model, ExactRows(4, 16, 4), SMALL).values()
+    assert sorted(rows) == [1, 4, 8, 12, 16]
+    assert {n for n, count in model.rows.items() if count > 2} <= {1, 4, 8, 12, 16, 480, 256, 224, 240, 15}
+
+
+def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None:
+    target, draft = slow_table(10.0, 1.0), slow_table(2.0, 0.0, noise=1.0)
+    llm = LLM(target, draft="ngram,model", draft_model=draft, exact=False)
+    found = profile_llm(llm, effort=SMALL, store=Profile(tmp_path / "machine.json"))
+    model = found.drafts["model"]
+    assert model.costs.steps[3].median == pytest.approx(6.0, rel=0.01)
+    assert model.costs.seconds(2) == pytest.approx(4.0, rel=0.01)
+    assert 0.0 <= model.chances[0] <= 1.0
+    assert all(slow >= 1.0 for slow in model.contention)
+    assert found.costs.seconds(5, 100) == pytest.approx(15.0)
+    assert len(found.target.texts) == 2
+    assert all(len(text) == 16 for _, text in found.target.texts)
+    assert set(found.drafts) == {"model"}
+
+
+def test_a_profile_is_measured_once_and_again_when_it_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Profile(tmp_path / "machine.json")
+    target = slow_table(10.0, 1.0)
+    target.content_key = "this table"  # type: ignore[attr-defined]
+    llm = LLM(target, draft="ngram", exact=False)
+    first = profile_llm(llm, effort=SMALL, store=store)
+    calls = target.n_calls
+    assert profile_llm(llm, effort=SMALL, store=store) == first
+    assert target.n_calls == calls
+    monkeypatch.setattr("edgespec.profile.time.time", lambda: first.target.measured_at + 40 * 86400)
+    profile_llm(llm, effort=SMALL, store=store)
+    assert target.n_calls > calls
+    calls = target.n_calls
+    profile_llm(llm, effort=SMALL, store=store, fresh=True)
+    assert target.n_calls > calls
+    fields = json.loads((tmp_path / "machine.json").read_text())
+    for entry in fields["sections"]["costs"].values():
+        del entry["texts"]
+    (tmp_path / "machine.json").write_text(json.dumps(fields))
+    calls = target.n_calls
+    profile_llm(llm, effort=SMALL, store=store)
+    assert target.n_calls > calls, "a damaged entry is measured again"
+
+
+def test_auto_decodes_the_same_text_and_says_what_it_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    monkeypatch.setattr("edgespec.auto.QUICK", SMALL)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
+    texts, chosen = [], []
+    for row_s, noise in ((0.1, 0.0), (10.0, 50.0)):
+        target, draft = slow_table(10.0, row_s), slow_table(0.5, 0.0, noise=noise)
+        for kind in ("none", "auto"):
+            extra = {"draft_model": draft} if kind == "auto" else {}
+            with LLM(target, draft=kind, exact=False, **extra) as llm:
+                output = llm.generate([1, 2, 3], params)[0].outputs[0]
+                texts.append(output.token_ids)
+        chosen.append(llm.options.draft)
+        plan = output.stats.controller.get("plan") if llm.options.draft != "none" else llm.loaded.plan
+        assert plan is not None
+        assert plan["chosen"]
+        assert plan["reason"]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert "model" in chosen[0]
+    assert chosen[1] == "none"
+
+
+def test_auto_keeps_what_the_user_set() -> None:
+    from edgespec.auto import auto_options
+    from edgespec.options import EngineOptions
+    from edgespec.planner import make_plan
+    from edgespec.profile import Profiles
+
+    llm = LLM(slow_table(10.0, 0.1), draft="ngram", exact=False)
+    found = profile_llm(llm, effort=SMALL, prompts=[[1, 2, 3]])
+    plan = make_plan([Profiles(found.target)])
+    mine = auto_options(EngineOptions(draft="auto", num_speculative_tokens=2, controller="window"), plan)
+    assert (mine.num_speculative_tokens, mine.controller) == (2, "window")
+    theirs = auto_options(EngineOptions(draft="auto"), plan)
+    assert (theirs.num_speculative_tokens, theirs.controller) == (8, "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--memory-budget", "much"], "--memory-budget much: give a size such as 600MB"),
+        (["--memory-budget", "-5MB"], "give a size such as 600MB"),
+        (["--plot", "plan.doc"], "--plot plan.doc: the name must end in .png, .svg, .pdf"),
+        (["--prefer", "heat"], "Invalid value for '--prefer'"),
+    ],
+)
+def test_bad_input_of_plan_is_one_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["plan", "smollm2-135m", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# --- tables of costs --------------------------------------------------------------------------------------------------
+
+
+def spreads(**values: float) -> dict[int, Spread]:
+    return {int(key[1:]): Spread(value, value, value, 3) for key, value in values.items()}
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = MeasuredCosts({100: spreads(n1=1.0, n2=1.5, n4=2.0), 500: spreads(n1=2.0, n2=2.5, n4=3.0)})
+    assert costs.seconds(3, 100) == 2.0  # the next larger count: a step is a step
+    assert costs.seconds(8, 100) == 4.0
+    assert costs.seconds(1, 300) == 1.5
+    assert costs.seconds(1, 900) == 3.0
+    assert costs.seconds(1, 10) == 1.0
+    draft = DraftCosts(spreads(n1=1.0, n4=2.5), spreads(n10=0.5, n100=20.0))
+    assert draft.seconds(2) == 1.5
+    assert draft.seconds(8) == 5.0
+    assert draft.catch_up_token_s == 0.2
+    assert MeasuredCosts.from_json(
+        json.loads(json.dumps(dataclasses.replace(costs, drafts={"m": draft}).to_json()))
+    ) == (dataclasses.replace(costs, drafts={"m": draft}))
+
+
+def test_a_table_follows_a_machine_that_slows_down() -> None:
+    """Row counts that are not run any more become slower with those that are."""
+    table = CostTable(MeasuredCosts({64: spreads(n1=1.0, n2=1.2, n4=1.6)}))
+    for _ in range(200):
+        table.learn_target(1, 64, 2.0)
+    assert table.target_s(1, 64) == pytest.approx(2.0, rel=0.02)
+    assert table.target_s(4, 64) == pytest.approx(3.2, rel=0.1)
+
+
+def test_one_slow_call_moves_nothing() -> None:
+    table = CostTable()
+    for n, seconds in [(1, 1.0), (2, 1.2)] * 10:
+        table.learn_target(n, 64, seconds)
+    table.learn_target(1, 64, 50.0)
+    assert table.target_s(1, 64) == pytest.approx(1.0, rel=0.1)
+    assert table.target_s(2, 64) == pytest.approx(1.2, rel=0.1)
+    assert table.target_s(3, 64) == pytest.approx(1.4, rel=0.1)  # not run yet: as much more as the last row
