@@ -12,6 +12,7 @@ from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
+from edgespec_bench.contention import measure_contention
 from edgespec_bench.decode import DecodeOptions, measure
 from edgespec_bench.devices import DeviceCase, measure_devices
 from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
@@ -139,6 +140,25 @@ def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> No
     for row in mixes:
         click.echo(f"{row['mix']:28} {row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> "
                    f"{row['spec_tok_s']:6} tok/s, {row['speedup']['median']:.2f}x")  # fmt: skip
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle.")
+@click.option("-md", "--draft-model", help="TinyDraft of that bundle.  [default: of the zoo]")
+@click.option("--draft-max", "k", default=3, show_default=True, type=click.IntRange(1))
+@click.option("-t", "--threads", default=1, show_default=True, type=click.IntRange(1), help="Of each session.")
+@click.option("-n", "--n-tokens", default=100, show_default=True, type=click.IntRange(20))
+@click.option("--prompts", "n_prompts", default=4, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def contention(as_json: bool, **values: Any) -> None:
+    """Both schedules with a target and a TinyDraft that share this machine's cores, against the simulator."""
+    with _errors():
+        result = measure_contention(**{**values, "model": ensure(values["model"])}, say=say)
+    if not as_json:
+        for schedule in ("serial", "overlapped"):
+            row = result[schedule]
+            click.echo(f"{schedule:10} {row['tok_s']:.1f} tok/s, expected {row['expected']:.1f}: {row['within']:+.1%}")
+    click.echo(json.dumps({**result, "commit": commit()}, allow_nan=False))
 
 
 _CASE = DeviceCase()

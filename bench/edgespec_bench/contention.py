@@ -1,0 +1,138 @@
+"""Two real sessions that share this machine's cores: what overlap takes here, against what the simulator says.
+
+The simulator's figures are measured apart from the runs that it is held against: calls of the target and draft passes
+alone and beside each other, host time and acceptance from serial runs, second choices by replay. Knows the Python API.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from edgespec import LLM, SamplingParams
+from edgespec.draft.model import ModelDrafter
+from edgespec.sim import SCHEDULES, Scenario, predict
+from edgespec.stats import RunStats
+from edgespec.types import Proposal, Session
+from edgespec_bench.prompts import load_prompts
+
+__all__ = ["measure_contention"]
+
+PASSES = 60  # of the draft, alone and beside the target
+PREFIX = 64  # tokens in both caches meanwhile
+
+
+def measure_contention(
+    model: str | Path,
+    draft_model: str | Path | None,
+    k: int,
+    n_tokens: int,
+    n_prompts: int,
+    threads: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Tokens a second of both schedules, expected and measured in turn; `within`: measured over expected."""
+    options: dict[str, Any] = {"threads": threads, "num_speculative_tokens": k}
+    with LLM(model, draft="tinydraft", draft_model=draft_model, schedule="overlapped", **options) as llm:
+        sides = {"serial": llm.variant(schedule="serial"), "overlapped": llm}
+        say("both sessions alone and beside each other")
+        n_rows = llm.exact.width(k + 1) if llm.exact else k + 1
+        target_slowdown, draft_slowdown, target_jitter = _beside(llm, n_rows)
+        runs: dict[str, list[RunStats]] = {name: [] for name in SCHEDULES}
+        right = [0, 0]  # second choices that were right, and first ones that were wrong
+        for i, prompt in enumerate(load_prompts("chat")[:n_prompts]):
+            say(f"serial, overlapped: prompt {i + 1} of {n_prompts}")
+            ids = llm.encode_chat(prompt.messages)
+            for name, side in sides.items():
+                output = side.generate(ids, SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True))
+                runs[name].append(output[0].outputs[0].stats)
+            text = [*ids, *output[0].outputs[0].token_ids]
+            for at, proposal in _replay(llm, text, len(ids), k):
+                _count_second(right, proposal, text[at:])
+    records = [record for stats in runs["serial"] for record in stats.records[1:]]
+    full = [record for record in records if record.drafted == k]
+    chances = [sum(r.accepted > j for r in full) / max(1, sum(r.accepted >= j for r in full)) for j in range(k)]
+    scenario = Scenario(
+        {1: median(r.target_s for r in full), n_rows: median(r.target_s for r in full)},
+        median(r.propose_s / k for r in full),
+        tuple(chances),
+        runner_up=right[0] / max(1, right[1]),
+        host_s=median(r.host_s + r.draft_s - r.propose_s for r in full),
+        target_jitter=target_jitter,
+        target_slowdown=max(1.0, target_slowdown),
+        draft_slowdown=max(1.0, draft_slowdown),
+    )
+    result: dict[str, Any] = {"scenario": vars(scenario), "overlap": [s.overlap() for s in runs["overlapped"]]}
+    for name in SCHEDULES:
+        expected = predict(scenario, k, name)
+        measured = median(stats.decode_tok_s or 0.0 for stats in runs[name])
+        tok_s = expected.tokens_per_round / expected.round_s
+        result[name] = {"tok_s": measured, "expected": tok_s, "within": measured / tok_s - 1}
+    return result
+
+
+def _beside(llm: LLM, n_rows: int) -> tuple[float, float, float]:
+    """How much longer a call of `n_rows` rows and a draft pass take beside each other, and how calls vary alone."""
+    head: Any = llm.loaded.heads["tinydraft"]
+    target, draft = llm.target.open_session(), head.open_session()
+    tokens = [1 + i % 50 for i in range(PREFIX)]
+    for session in (target, draft):
+        session.forward(tokens, logits_rows=())
+    alone = _times(target, n_rows, PASSES // 4), _times(draft, 1, PASSES)
+    busy, times = threading.Event(), list[float]()
+
+    def verify() -> None:
+        while not busy.is_set():
+            times.extend(_times(target, n_rows, 1))
+
+    thread = threading.Thread(target=verify)
+    thread.start()
+    beside = _times(draft, 1, PASSES)
+    busy.set()
+    thread.join()
+    target.close()
+    draft.close()
+    spread = sorted(alone[0])
+    jitter = (spread[3 * len(spread) // 4] - spread[len(spread) // 4]) / median(spread)  # quartiles of an even spread
+    return median(times) / median(alone[0]), median(beside) / median(alone[1]), min(jitter, 0.9)
+
+
+def _times(session: Session, n_rows: int, n: int) -> list[float]:
+    """Seconds of each of `n` calls on top of the same prefix."""
+    times = []
+    for _ in range(n):
+        started = time.perf_counter()
+        session.forward([5] * n_rows, logits_rows=range(n_rows))
+        times.append(time.perf_counter() - started)
+        session.keep(PREFIX)
+    return times
+
+
+def _replay(llm: LLM, text: Sequence[int], n_prompt: int, k: int) -> list[tuple[int, Proposal]]:
+    """What the draft proposes at places of a text that is known, with its second choices."""
+    from edgespec.noise import Noise
+    from edgespec.sampling import Sampler
+    from edgespec.types import DraftContext
+
+    info = llm.target.info
+    sampler = Sampler(SamplingParams(temperature=0.0), n_vocab=info.n_vocab, eos_ids=info.eos_ids, n_prompt=n_prompt)
+    drafter: Any = ModelDrafter(llm.loaded.heads["tinydraft"], info.n_vocab, "tinydraft", ahead=True)  # type: ignore[arg-type]
+    found = []
+    for at in range(n_prompt + 1, len(text) - k, k):
+        context = DraftContext(list(text[:at]), sampler, Noise(0, 0), llm.verifier_factory(), 0)
+        found.append((at, drafter.propose(context, k)))
+    drafter.close()
+    return found
+
+
+def _count_second(right: list[int], proposal: Proposal, true: Sequence[int]) -> None:
+    """Judge the second choice at the first token that is wrong."""
+    for token, second, real in zip(proposal.tokens, proposal.runners_up or (), true, strict=False):
+        if token != real:
+            right[1] += 1
+            right[0] += second is not None and second[0] == real
+            return
