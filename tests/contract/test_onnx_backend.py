@@ -100,6 +100,28 @@ def test_inputs_in_a_devices_own_memory_are_bound_again_for_each_call(
     assert bound == ["features"]
 
 
+def test_a_cache_in_a_devices_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Growth, rewinds and paths of trees where only the device holds the cache; here the CPU plays the device."""
+    monkeypatch.setattr("edgespec.backends.onnx.kv_memory.HOST_MEMORY", "somewhere else")
+    monkeypatch.setattr("edgespec.backends.onnx.kv_memory.PLACES", {"Cpu": "cpu"})
+    monkeypatch.setattr(cached, "MIN_CAPACITY", 8)
+    session = load(write_bundle(tmp_path, tree=True), tree=True).open_session()
+    text = TOKENS[:20]
+    for start in range(0, 20, 5):
+        session.forward(text[start : start + 5])
+        assert session._graph.cache == []
+    tree = [3, 4, 5, 6, 7]
+    session.forward(tree, parents=[-1, 0, 0, 2, -1])
+    session.keep(23, path=[0, 2, 3])  # the third of them moves over the second
+    text += [3, 5, 6]
+    np.testing.assert_allclose(session.forward([9]).logits[0], tiny_logits(SPEC, [*text, 9])[-1], atol=1e-4)
+    session.keep(7)
+    session.forward(TOKENS[30:60])
+    assert session._graph.capacity == 64
+    expected = tiny_logits(SPEC, [*text[:7], *TOKENS[30:60], 8])[-1]
+    np.testing.assert_allclose(session.forward([8]).logits[0], expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("bits", [32, 4])
 def test_chains_on_a_tree_graph_are_the_plain_graph_bit_for_bit(tmp_path: Path, bits: int) -> None:
     folder = write_bundle(tmp_path, bits=bits, tree=True)

@@ -38,6 +38,21 @@ def test_wrong_rows_are_found_at_load_and_single_ones_asked_for(models: dict[str
     np.testing.assert_allclose(logits, tiny_logits(SPEC, TOKENS), atol=1e-4)
 
 
+def test_the_cache_stays_on_the_gpu_and_grows(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it used to be copied to the GPU and back at every call."""
+    monkeypatch.setattr("edgespec.backends.onnx.cached.MIN_CAPACITY", 4)
+    session = load_model(models["target"], device=DEVICE).open_session()
+    logits = []
+    for start in range(0, len(TOKENS), 2):
+        logits.append(session.forward(TOKENS[start : start + 2]).logits.copy())
+        assert session._graph.cache == []
+    assert session._graph.capacity == 16
+    np.testing.assert_allclose(np.concatenate(logits), tiny_logits(SPEC, TOKENS), atol=1e-4)
+    session.keep(3)
+    again = session.forward(TOKENS[5:9]).logits
+    np.testing.assert_allclose(again, tiny_logits(SPEC, [*TOKENS[:3], *TOKENS[5:9]])[3:], atol=1e-4)
+
+
 def test_plain_operators_take_several_rows_and_what_falls_back_is_named(models: dict[str, Path]) -> None:
     info = load_model(models["same"], device=DEVICE).info
     assert info.max_rows is None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.onnx.buffers import Array, aligned_zeros, ort_value, remote_inputs, select_rows, to_float32
+from edgespec.backends.onnx.kv_memory import KvMemory
 from edgespec.backends.onnx.signature import Port, Signature
 from edgespec.backends.onnx.trees import depths, sees
 from edgespec.types import FloatArray, Rows
@@ -64,9 +65,7 @@ class CachedGraph:
         self._n_ctx = n_ctx
         self._batch = batch
         self._last_row_only = last_row_only
-        self._values: list[Any] = []
-        self.capacity = 0  # tokens that the present buffers hold before they grow
-        self.cache: list[Array] = []  # [batch, n_kv_heads, capacity, head_dim] of each key and value
+        self._memory = KvMemory(runtime, signature, batch)
         self.bindings: OrderedDict[tuple[int, int, tuple[str, ...]], _Binding] = OrderedDict()
         self._logits = np.empty(0, np.float32 if signature.logits is None else signature.logits.dtype)
         self._seqlens = np.zeros(batch, np.int32)
@@ -78,12 +77,20 @@ class CachedGraph:
         width = 0 if signature.extra is None else signature.extra.shape[0] or 0
         self.extra = np.zeros(width, np.int64 if signature.extra is None else signature.extra.dtype)
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that the present buffers hold before they grow."""
+        return self._memory.capacity
+
+    @property
+    def cache(self) -> list[Array]:
+        """[batch, n_kv_heads, capacity, head_dim] of each key and value; empty while a device holds it."""
+        return self._memory.cache
+
     def close(self) -> None:
         """Free the buffers."""
         self.bindings.clear()
-        self.cache.clear()
-        self._values.clear()
-        self.capacity = 0
+        self._memory.clear()
 
     def run(
         self,
@@ -128,28 +135,26 @@ class CachedGraph:
             binding.io.bind_ortvalue_input(signature.mask.name, ort_value(self._ones[:, :total]))
         if signature.bias is not None:
             self._bind_bias(binding.io, signature.bias, n_past, n_tokens, parents, n_done)
+        run_s = self._execute(binding)
+        hidden = {tap: to_float32(array) for tap, array in binding.hidden.items()}
+        return Rows(self._wanted(binding, rows, n_all), hidden, run_s)
+
+    def _execute(self, binding: _Binding) -> float:
+        """Run it; returns the seconds that this took."""
         started_s = time.perf_counter()
         for name, value in binding.remote:
             binding.io.bind_ortvalue_input(name, value)
         self._runtime.run_with_iobinding(binding.io)
-        run_s = time.perf_counter() - started_s
-        hidden = {tap: to_float32(array) for tap, array in binding.hidden.items()}
-        return Rows(self._wanted(binding, rows, n_all), hidden, run_s)
+        if self._memory.place is not None:
+            self._memory.settle(binding.io.get_outputs())
+            self.bindings.clear()
+        return time.perf_counter() - started_s
 
     def move(self, start: int, rows: Sequence[int]) -> None:
-        """Make the cached tokens `rows` (ascending, none before its new place) the ones from `start` on.
-
-        Each run of neighbours is one copy; rows that stay where they are cost nothing.
-        """
-        begin = 0
-        for end in range(1, len(rows) + 1):
-            if end < len(rows) and rows[end] == rows[end - 1] + 1:
-                continue
-            first, place = rows[begin], start + begin
-            if first != place:
-                for array in self.cache:
-                    array[:, :, place : place + end - begin] = array[:, :, first : first + end - begin]
-            begin = end
+        """Make the cached tokens `rows` (ascending, none before its new place) the ones from `start` on."""
+        self._memory.move(start, rows)
+        if self._memory.place is not None:
+            self.bindings.clear()
 
     def _wanted(self, binding: _Binding, rows: list[int], n_all: int) -> FloatArray:
         if binding.logits is None:
@@ -182,13 +187,7 @@ class CachedGraph:
 
     def _grow(self, total: int) -> None:
         """Buffers of at least twice the length, with the cached part copied; bindings are made anew."""
-        old = self.cache
-        self.capacity = min(max(MIN_CAPACITY, 2 * self.capacity, total), self._n_ctx)
-        shape = self._signature.kv_shape
-        self.cache = [_zeros(port, shape(port, self.capacity, self._batch)) for port in self._signature.past]
-        for array, before in zip(self.cache, old, strict=False):
-            array[:, :, : before.shape[2]] = before
-        self._values = [ort_value(array) for array in self.cache]
+        self._memory.grow(min(max(MIN_CAPACITY, 2 * self.capacity, total), self._n_ctx))
         self.bindings.clear()
 
     def _binding(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
@@ -239,9 +238,16 @@ class CachedGraph:
         bind(signature.seqlens, array=self._seqlens)
         bind(signature.total, array=self._total)
         bind(signature.extra, array=self.extra)
-        for past, present, value in zip(signature.past, signature.present, self._values, strict=True):
-            take(past.name, value)
-            io.bind_ortvalue_output(present.name, value)
+        memory = self._memory
+        for past, present, value in zip(signature.past, signature.present, memory.values, strict=True):
+            if memory.is_on_device:
+                io.bind_ortvalue_input(past.name, value)
+            else:
+                take(past.name, value)
+            if memory.place is None:
+                io.bind_ortvalue_output(present.name, value)
+            else:
+                io.bind_output(present.name, *memory.place)
         logits = None
         if signature.logits is not None:
             shape = self._logits_shape(n_tokens, n_rows)
