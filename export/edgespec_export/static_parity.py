@@ -30,6 +30,9 @@ from edgespec_export.texts import check_tokens
 __all__ = ["NPU", "Checked", "measured"]
 
 NPU = "qnn:htp"
+# Whose limits hold on the CPU. There fp16 is float; w8a16 has one scale for a whole matrix, which is coarser than 8
+# bits in blocks: four layers of SmolLM2 agree on 86 % of top tokens, with a KLD of 0.04.
+_LIMITS_OF = {"fp16": 32, "w8a16": 4}
 # Of the text, and as many random ones, which are further from what a calibration saw. The emulator takes a quarter of a
 # second for a step of four small layers.
 NPU_TOKENS = 16
@@ -72,7 +75,7 @@ def measured(folder: Path, checked: Checked, dtype: str, check: CheckOptions) ->
     """
     text = check_tokens(folder, checked.config, check.n_tokens)
     parity = compare(_Runner(folder, checked), checked.reference, text)
-    gate(parity, 32 if dtype == "fp16" else 8, check)
+    gate(parity, _LIMITS_OF[dtype], check)
     return {**parity.to_json(), "npu": _on_npu(folder, checked, text[:NPU_TOKENS])}
 
 

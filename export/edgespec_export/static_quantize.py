@@ -15,7 +15,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from edgespec.backends import load_model
-from edgespec.backends.onnx.static import StaticSession
+from edgespec.backends.onnx.static import PAST, PRESENT, StaticSession
 from edgespec.bundle import static_graph
 from edgespec.errors import ConfigError, ExportError
 from edgespec.text.tokenizer import Tokenizer
@@ -46,11 +46,13 @@ def quantize_graphs(
     feeds = _recorded(folder, tokens, extra)
     with tempfile.TemporaryDirectory(prefix="edgespec-quantize-") as name:
         ranges, made = Path(name) / "ranges.json", {}
-        for done, width in enumerate(reversed(options.widths)):
+        widest = static_graph(options.widths[-1])
+        _quantize(folder / widest, Path(name) / "calibrated.onnx", feeds, ranges)
+        _share_ranges(ranges)
+        for done, width in enumerate(options.widths):
             report("quantize", done, len(options.widths))
-            out = Path(name) / static_graph(width)
-            _quantize(folder / static_graph(width), out, feeds if not done else [], ranges)
-            made[width] = out
+            made[width] = Path(name) / static_graph(width)
+            _quantize(folder / static_graph(width), made[width], [], ranges)
         _join(folder, made)
     report("quantize", len(options.widths), len(options.widths))
     return {"sha256": file_sha256(options.calibration), "n_tokens": len(tokens)}
@@ -121,6 +123,25 @@ def _quantize(graph: Path, out: Path, feeds: Sequence[Mapping[str, NDArray[Any]]
         raise ExportError(f"onnxruntime's quantization failed on {graph.name}: {str(error)[:300]}") from error
     finally:
         logging.disable(logging.NOTSET)
+
+
+def _share_ranges(ranges: Path) -> None:
+    """Give a key the same range when it is made, when it is put into the cache, and when it comes back from the host.
+
+    Otherwise it would be rounded once more in the call that makes it than in later ones, and a row would depend on
+    which tokens came in its own call.
+    """
+    from onnxruntime.quantization.calibrate import TensorData, load_tensors_data, save_tensors_data
+
+    found = load_tensors_data(ranges)
+    for name in [name for name in found if name.endswith("/whole")]:
+        new = name.removesuffix("/whole")
+        same = [name, new, f"{new}/placed", new.replace(PRESENT, PAST)]
+        lowest = min(found[key].lowest for key in same)
+        highest = max(found[key].highest for key in same)
+        for key in same:
+            found[key] = TensorData(lowest=lowest, highest=highest)
+    save_tensors_data(found, ranges)
 
 
 def _join(folder: Path, made: Mapping[int, Path]) -> None:

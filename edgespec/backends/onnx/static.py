@@ -25,7 +25,7 @@ from edgespec.backends.onnx.vocabulary import ReducedVocabulary
 from edgespec.errors import CacheError, ConfigError
 from edgespec.types import ExactRows, FloatArray, ModelInfo, Rows
 
-__all__ = ["HostTables", "StaticGraphs", "StaticSession"]
+__all__ = ["PAST", "PRESENT", "TAP", "HostTables", "StaticGraphs", "StaticSession"]
 
 PAST, PRESENT, TAP = "past_key_values.", "present.", "hidden."
 
