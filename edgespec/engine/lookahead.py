@@ -166,6 +166,7 @@ def _cut(proposal: Proposal, k: int, run_s: float) -> Proposal:
         proposal,
         tokens=proposal.tokens[:k],
         dists=proposal.dists[:k] if proposal.dists is not None else None,
+        scores=proposal.scores[:k] if proposal.scores is not None else None,
         runners_up=proposal.runners_up[:k] if proposal.runners_up is not None else None,
         run_s=run_s,
     )

@@ -26,6 +26,7 @@ from loop_driver import draft_model
 
 from edgespec import LLM, SamplingParams
 from edgespec.bundle import Bundle
+from edgespec.engine.controller import CONTROLLERS
 from edgespec.options import BUNDLED_DRAFTS, IN_FLIGHT_DRAFTS
 from edgespec.testing import LatencyModel, TableModel
 
@@ -56,6 +57,18 @@ def test_table_models(draft: str) -> None:
                 prepared += sum(r.ahead for r in stats.records)
                 assert (stats.overlap() is None) or schedule == "overlapped"
     assert (prepared > 0) == ("model" in draft)
+
+
+@pytest.mark.parametrize("controller", sorted(CONTROLLERS))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_controllers_change_k_and_not_the_text(schedule: str, controller: str) -> None:
+    target = TableModel(16, seed=3)
+    slow, draft = LatencyModel(target, 0.0005), LatencyModel(draft_model("noisy", target), 0.0001)
+    options: dict[str, Any] = {"controller": controller, "num_speculative_tokens": 6, "schedule": schedule}
+    expected = LLM(target, draft="none").generate(PROMPT, PARAMS)[0].outputs[0].token_ids
+    llm = LLM(slow, draft="ngram,model", draft_model=draft, **options)
+    for _ in range(2):
+        assert llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids == expected
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -47,6 +47,10 @@ def rounds(outcome: Outcome) -> list[tuple[Any, ...]]:
     return [(r.source, r.drafted, r.accepted, r.emitted, r.cut, r.kind) for r in outcome.stats.records]
 
 
+def rate(drafter: Any) -> float:
+    return float(drafter._track.rate())
+
+
 @pytest.fixture(autouse=True)
 def no_thread_outlives_a_run() -> Iterator[None]:
     yield
@@ -62,10 +66,12 @@ def test_rounds_and_text_are_those_of_the_serial_schedule(drafter: str, kind: st
         serial, drafters, _, _ = pair(kind, drafter, 0.1)
         expected = run(serial, drafters, [1, 2, 3, 1, 2], params, k=k)  # type: ignore[arg-type]
         assert expected.tokens == plain
+        rates = [rate(one) for one in drafters]
         for cost in (0.06, 0.23, 1.3):
             target, drafters, clock, draft = pair(kind, drafter, cost)
             outcome = run(target, drafters, [1, 2, 3, 1, 2], params, k=k, schedule=overlapped(drafters, clock))  # type: ignore[arg-type]
             assert rounds(outcome) == rounds(expected), (k, cost)
+            assert [rate(one) for one in drafters] == rates, "offers name the acceptance of adopted proposals too"
             assert outcome.tokens == plain
             outcome.check_identities()
             check_log(draft)
