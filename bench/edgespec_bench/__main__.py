@@ -12,6 +12,7 @@ from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
+from edgespec_bench.auto import AutoOptions, measure_auto
 from edgespec_bench.contention import measure_contention
 from edgespec_bench.decode import DecodeOptions, measure
 from edgespec_bench.devices import DeviceCase, measure_devices
@@ -188,6 +189,40 @@ def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> 
             f"slow draft: drafted in {slow['rounds_that_drafted']} of {slow['rounds']} rounds, last {slow['last_k']}"
         )
     click.echo(json.dumps({**result, "commit": commit()}, allow_nan=False))
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle's folder.")
+@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
+@click.option("--prompts", "n_prompts", default=8, show_default=True, type=click.IntRange(2), help="Of each kind.")
+@click.option("--kind", "kinds", multiple=True, default=AutoOptions().kinds, show_default=True)
+@click.option("-k", "ks", multiple=True, type=click.IntRange(1), default=AutoOptions().ks, show_default=True)
+@click.option("--trained", "most_trained", default=1, show_default=True, type=click.IntRange(0), help="Trained drafts.")
+@click.option("--temperature", "--temp", default=0.0, show_default=True, type=click.FloatRange(0))
+@click.option("--exact/--fast", default=True, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def auto(as_json: bool, **values: Any) -> None:
+    """The plan's predictions against measurements, and auto against plain and the best fixed length."""
+    options = AutoOptions(**values)
+    with _errors():
+        result = measure_auto(options, say)
+    if not as_json:
+        for row in result["predictions"]["rows"]:
+            click.echo(
+                f"{row['label']:44} predicted {row['predicted_tok_s']:6}, measured {row['measured_tok_s']:6} tok/s "
+                f"({row['error']:+.0%})"
+            )
+        click.echo(
+            f"chosen: {result['predictions']['chosen']}, {result['predictions']['chosen_vs_best']} of the best, "
+            f"{result['predictions']['best_measured']}"
+        )
+        for row in result["rows"]:
+            click.echo(
+                f"{row['kind']:10} auto {row['auto_vs_plain']['median']:.2f}x plain, "
+                f"{row['auto_vs_best_fixed']['median']:.2f}x the best fixed ({row['best_fixed']})"
+            )
+    click.echo(json.dumps({**values, "commit": commit(), **result}, allow_nan=False))
 
 
 @main.command()

@@ -1,0 +1,165 @@
+"""Does the plan hold? Predictions against measurements, and auto against plain decoding and the best fixed length.
+
+Half of the prompts calibrate the profile, the other half judges: nothing is compared on prompts that it was made from.
+All ways to decode take turns on each prompt, so that a slow minute hits all of them. Plain is native plain decoding, a
+row a step; plain with exact rows is listed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgespec import LLM, SamplingParams
+from edgespec.auto import auto_options, candidate_kinds
+from edgespec.errors import ConfigError
+from edgespec.pairs import ensure
+from edgespec.planner import Candidate, Plan, make_plan
+from edgespec.profile import Effort, profile_llm
+from edgespec_bench.prompts import load_prompts
+from edgespec_bench.spread import paired_ratio, spread
+
+__all__ = ["AutoOptions", "measure_auto"]
+
+Say = Callable[[str], None]
+PLAIN, AUTO = "plain", "auto"
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """n_prompts: of each kind, half of them to calibrate on. ks: fixed lengths that auto has to keep up with."""
+
+    model: str = "smollm2-135m"
+    threads: int = 2
+    n_tokens: int = 160
+    n_prompts: int = 8
+    kinds: tuple[str, ...] = ("chat", "code", "summarise", "edit", "json")
+    ks: tuple[int, ...] = (1, 2, 3, 5)
+    most_trained: int = 1
+    temperature: float = 0.0
+    exact: bool = True
+
+
+def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
+    """The plan with its errors, and a row for each kind of prompt; raises ConfigError for fewer than two prompts."""
+    if options.n_prompts < 2:
+        raise ConfigError(f"prompts={options.n_prompts}: at least 2 of each kind, one to calibrate and one to judge")
+    folder = Path(ensure(options.model))
+    drafts = ",".join(candidate_kinds(folder, most=options.most_trained))
+    with LLM(folder, draft=drafts, threads=options.threads, exact=options.exact) as llm:
+        prompts = {kind: _prompts(llm, kind, options.n_prompts) for kind in options.kinds}
+        say(f"calibrating on {options.n_prompts // 2} prompts of each kind, drafts {drafts}")
+        calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
+        profiles = profile_llm(llm, effort=Effort(n_tokens=options.n_tokens), prompts=calibration)
+        plan = make_plan([profiles], can_overlap=False)
+        say(f"plan: {plan.chosen.label}, {plan.reason}")
+        llm.loaded.costs = profiles.costs
+        with _sides(llm, plan, options) as sides:
+            speeds = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
+    return {
+        "plan": plan.summary(),
+        "predictions": _predictions(plan, speeds),
+        "rows": [_row(kind, measured) for kind, measured in speeds.items()],
+    }
+
+
+def _prompts(llm: LLM, kind: str, n: int) -> list[list[int]]:
+    return [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n]]
+
+
+@contextmanager
+def _sides(llm: LLM, plan: Plan, options: AutoOptions) -> Iterator[dict[str, LLM]]:
+    """Label -> an LLM for every way to decode; all but native plain share the loaded models."""
+    with ExitStack() as stack:
+        sides = {PLAIN: stack.enter_context(llm.native_plain())}
+        chosen = auto_options(replace(llm.options, draft="auto"), plan)
+        changes = {name: getattr(chosen, name) for name in ("draft", "controller", "num_speculative_tokens")}
+        sides[AUTO] = llm.variant(**changes)
+        for c in _wanted(plan, options.ks):
+            k = max(1, c.k)
+            sides[c.label] = llm.variant(draft=c.draft, controller=c.controller, num_speculative_tokens=k)
+        yield sides
+        for side in sides.values():
+            side.forget()
+
+
+def _wanted(plan: Plan, ks: Sequence[int]) -> list[Candidate]:
+    """Plain with the same rows, every draft at the fixed lengths, and every adaptive mix."""
+    return [
+        c
+        for c in plan.candidates
+        if c.schedule == "serial"
+        and c.obstacle is None
+        and (c.draft == "none" or c.controller == "adaptive" or c.k in ks)
+    ]
+
+
+def _measure(
+    sides: Mapping[str, LLM], kind: str, prompts: Sequence[list[int]], options: AutoOptions, say: Say
+) -> dict[str, list[float]]:
+    """Label -> tokens a second for each prompt; prompts that some side answers in one round are left out."""
+    params = SamplingParams(max_tokens=options.n_tokens, temperature=options.temperature, seed=1)
+    speeds: dict[str, list[float]] = {label: [] for label in sides}
+    for turn, prompt in enumerate(prompts):
+        say(f"{kind}, prompt {turn + 1} of {len(prompts)}, {len(sides)} ways")
+        order = list(sides)
+        order = order[turn % len(order) :] + order[: turn % len(order)]  # nobody is always first
+        found: dict[str, float | None] = {}
+        for label in order:
+            sides[label].forget()
+            found[label] = sides[label].generate([prompt], params)[0].outputs[0].stats.decode_tok_s
+        if all(value is not None for value in found.values()):
+            for label, value in found.items():
+                speeds[label].append(value or 0.0)
+    if not speeds[PLAIN]:
+        raise ConfigError(f"every {kind} prompt was answered in one round: use more tokens (-n)")
+    return speeds
+
+
+def _row(kind: str, speeds: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Auto against plain and against the fixed length that was best on this kind of prompt, known only afterwards."""
+    fixed = {label: values for label, values in speeds.items() if "k =" in label}
+    best = max(fixed, key=lambda label: spread(fixed[label]).median) if fixed else PLAIN
+    return {
+        "kind": kind,
+        "n_prompts": len(speeds[PLAIN]),
+        "tok_s": {label: round(spread(values).median, 1) for label, values in speeds.items()},
+        "auto_vs_plain": paired_ratio(speeds[AUTO], speeds[PLAIN]).to_dict(3),
+        "best_fixed": best,
+        "auto_vs_best_fixed": paired_ratio(speeds[AUTO], speeds[best]).to_dict(3),
+    }
+
+
+def _predictions(plan: Plan, speeds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+    """Predicted and measured tokens a second over all kinds, and how far the chosen one is from the best measured."""
+    measured = {
+        c.label: _mean([value for kind in speeds.values() for value in kind[c.label]])
+        for c in plan.candidates
+        if all(c.label in kind for kind in speeds.values())
+    }
+    rows = [
+        {
+            "label": c.label,
+            "predicted_tok_s": round(c.tok_s, 1),
+            "measured_tok_s": round(measured[c.label], 1),
+            "error": round(c.tok_s / measured[c.label] - 1, 3),
+        }
+        for c in plan.candidates
+        if c.label in measured
+    ]
+    best = max(measured, key=lambda label: measured[label])
+    return {
+        "rows": rows,
+        "worst_error": max(abs(float(str(row["error"]))) for row in rows),
+        "best_measured": best,
+        "chosen": plan.chosen.label,
+        "chosen_vs_best": round(measured[plan.chosen.label] / measured[best], 3),
+    }
+
+
+def _mean(speeds: Sequence[float]) -> float:
+    """Tokens a second over texts of one length: the harmonic mean, as times add up."""
+    return len(speeds) / sum(1 / speed for speed in speeds)
