@@ -22,6 +22,7 @@ from edgespec.stats import RunStats
 __all__ = ["Comparison", "Difference", "compare", "first_difference", "speculation_lines"]
 
 WARM_UP_TOKENS = 8
+UNREMARKABLE = ("prompt", "measuring", "room")  # reasons for plain rounds at the ends of every text
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def speculation_lines(stats: RunStats) -> list[str]:
     if plan := stats.controller.get("plan"):
         lines.append(f"plan: {plan['chosen']} ({plan['reason']})")
     for kind, entry in stats.controller.get("off", {}).items():
-        lines.append(f"no drafting in {entry['rounds']} rounds ({kind}): {entry['why']}")
+        if kind not in UNREMARKABLE:
+            lines.append(f"no drafting in {entry['rounds']} rounds ({kind}): {entry['why']}")
     if overlap := stats.overlap():
         times = [
             f"{side} {overlap[f'{side}_slowdown']:.2f}x" for side in ("target", "draft") if overlap[f"{side}_slowdown"]

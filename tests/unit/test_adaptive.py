@@ -206,3 +206,31 @@ def test_a_draft_that_is_always_wrong_causes_no_more_calls() -> None:
     world.run([KnowingDrafter(world.truth(n), lambda _: False, 0.2)], n)
     calls = world.target.n_calls
     assert calls <= 1.1 * n
+
+
+# --- an LLM's requests ------------------------------------------------------------------------------------------------
+
+
+def test_the_report_says_why_and_what_was_learnt_outlives_a_request() -> None:
+    from edgespec import LLM
+    from edgespec.compare import speculation_lines
+    from edgespec.testing import LatencyModel
+    from edgespec.testing.latency import FakeClock
+
+    clock = FakeClock()
+    target = LatencyModel(TableModel(16, n_ctx=512, seed=3), 3.0, 1.0, clock=clock, sleep=clock.sleep)
+    draft = LatencyModel(TableModel(16, n_ctx=512, seed=99), 1.0, 0.0, clock=clock, sleep=clock.sleep)
+    llm = LLM(target, draft="model", draft_model=draft, exact=False, controller="adaptive", num_speculative_tokens=4)
+    settings = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True)
+    reports, drafted = [], []
+    for start in range(4):
+        stats = llm.generate([start, 2, 3], settings)[0].outputs[0].stats
+        reports.append(stats.to_dict()["controller"])
+        drafted.append(sum(record.asked_k > 0 for record in stats.records))
+    assert reports[0]["name"] == "adaptive"
+    assert reports[0]["off"]["no gain"]["rounds"] > 100
+    assert "of plain" in reports[0]["off"]["no gain"]["why"]
+    assert reports[3]["ledger"]["tokens"] == 600, "one account over all requests"
+    assert sum(drafted[1:]) <= 6
+    assert any(line.startswith("no drafting in") and "no gain" in line for line in speculation_lines(stats))
+    assert not any("(prompt)" in line for line in speculation_lines(stats))
