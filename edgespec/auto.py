@@ -115,7 +115,7 @@ def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
     from the default was set by the user and stays.
     """
     defaults = EngineOptions()
-    drafts = [] if plan.chosen.draft == "none" else plan.chosen.draft.split(",")
+    drafts = [] if plan.chosen.draft == "none" else list(dict.fromkeys(["ngram", *plan.chosen.draft.split(",")]))
     k = options.num_speculative_tokens
     return replace(
         options,

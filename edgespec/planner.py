@@ -14,10 +14,10 @@ from typing import Any
 from edgespec.errors import ConfigError
 from edgespec.options import IN_FLIGHT_DRAFTS
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
-from edgespec.replay import Pace, replay
+from edgespec.replay import Pace, Yield, replay
 from edgespec.sim import Scenario, predict
 
-__all__ = ["MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan"]
+__all__ = ["MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
 
 MOST_K = 8
 LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
@@ -155,59 +155,67 @@ def _mb(n_bytes: int) -> str:
 # --- candidates of one target and its drafts --------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Maker:
+    """Makes candidates of one target: everything is compared with `plain`, decoding without speculation."""
+
+    target: TargetProfile
+    plain: Yield
+    memory_budget: int | None
+
+    def make(
+        self,
+        kinds: str,
+        k: int,
+        yields: Yield,
+        draft: DraftProfile | None = None,
+        controller: str = "fixed",
+        schedule: str = "serial",
+        obstacle: str | None = None,
+    ) -> Candidate:
+        target, plain = self.target, self.plain
+        n_bytes = target.bytes + (draft.bytes if draft else 0)
+        if self.memory_budget is not None and n_bytes > self.memory_budget:
+            obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(self.memory_budget)}"
+        return Candidate(
+            draft=kinds,
+            k=k,
+            controller=controller,
+            schedule=schedule,
+            target_device=target.device,
+            draft_device=draft.device if draft else None,
+            tok_s=1.0 / yields.seconds_per_token,
+            speedup=plain.seconds_per_token / yields.seconds_per_token,
+            tokens_per_round=yields.tokens_per_round,
+            bytes=n_bytes,
+            energy=self._energy(yields, draft) / self._energy(plain, None),
+            obstacle=obstacle,
+        )
+
+    def _energy(self, yields: Yield, draft: DraftProfile | None) -> float:
+        """Of a token, where a plain step takes 1."""
+        weight = draft.bytes / self.target.bytes if draft and self.target.bytes else 0.0
+        static = STATIC_SHARE * yields.seconds / (self.plain.seconds / self.plain.rounds)
+        read = READ_SHARE * (yields.rounds + yields.steps * weight)
+        compute = COMPUTE_SHARE * (yields.rows / self.target.width(1) + yields.steps * weight)
+        return (static + read + compute) / yields.tokens
+
+
 def _candidates(profiles: Profiles, memory_budget: int | None, can_overlap: bool) -> list[Candidate]:
-    target, drafts = profiles.target, profiles.drafts
+    target, drafts, most = profiles.target, profiles.drafts, _most_k(profiles.target)
     plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
-    found = [
-        _candidate(
-            target,
-            None,
-            "none",
-            0,
-            "fixed",
-            plain.tokens_per_round,
-            plain.seconds_per_token,
-            plain.seconds_per_token,
-            memory_budget,
-        )
-    ]
-    baseline = plain.seconds_per_token
-    for k in range(1, _most_k(target) + 1):
-        yields = replay(target, {}, True, k, Pace.FIXED)
-        found.append(
-            _candidate(
-                target,
-                None,
-                "ngram",
-                k,
-                "fixed",
-                yields.tokens_per_round,
-                yields.seconds_per_token,
-                baseline,
-                memory_budget,
-            )
-        )
+    maker = _Maker(target, plain, memory_budget)
+    found = [maker.make("none", 0, plain)]
+    for k in range(1, most + 1):
+        found.append(maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)))
         for draft in drafts.values():
-            found += _fixed(target, draft, k, baseline, memory_budget, can_overlap)
-    for draft_or_none in (None, *drafts.values()):
-        for has_ngram in (True, False):
-            kinds = ([] if not has_ngram else ["ngram"]) + ([] if draft_or_none is None else [draft_or_none.kind])
-            if kinds:
-                own = {} if draft_or_none is None else {draft_or_none.kind: draft_or_none}
-                yields = replay(target, own, has_ngram, _most_k(target), Pace.ADAPTIVE)
-                found.append(
-                    _candidate(
-                        target,
-                        draft_or_none,
-                        ",".join(kinds),
-                        _most_k(target),
-                        "adaptive",
-                        yields.tokens_per_round,
-                        yields.seconds_per_token,
-                        baseline,
-                        memory_budget,
-                    )
-                )
+            found += _fixed(maker, draft, k, most, can_overlap)
+    mixes: list[tuple[bool, DraftProfile | None]] = [(True, None)]
+    mixes += [(has_ngram, draft) for draft in drafts.values() for has_ngram in (True, False)]
+    for has_ngram, own in mixes:
+        kinds = ["ngram"] * has_ngram + ([own.kind] if own else [])
+        yields = replay(target, {own.kind: own} if own else {}, has_ngram, most, Pace.ADAPTIVE)
+        found.append(maker.make(",".join(kinds), most, yields, own, "adaptive"))
     return found
 
 
@@ -216,14 +224,11 @@ def _most_k(target: TargetProfile) -> int:
     return max(0, min(MOST_K, measured - 1))
 
 
-def _fixed(
-    target: TargetProfile, draft: DraftProfile, k: int, baseline: float, memory_budget: int | None, can_overlap: bool
-) -> list[Candidate]:
+def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int, can_overlap: bool) -> list[Candidate]:
     """The serial and the overlapped candidate of a draft model at a fixed k."""
-    at, most = mean_past(target), _most_k(target)
-    times = {n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)}
+    target, at = maker.target, mean_past(maker.target)
     scenario = Scenario(
-        target_s=times,
+        target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)},
         draft_s=draft.costs.seconds(k) / k,
         acceptance=draft.chances,
         host_s=target.costs.host_s,
@@ -233,22 +238,22 @@ def _fixed(
     found = []
     for schedule in ("serial", "overlapped"):
         expected = predict(scenario, k, schedule)
-        found.append(
-            _candidate(
-                target,
-                draft,
-                draft.kind,
-                k,
-                "fixed",
-                expected.tokens_per_round,
-                expected.round_s / expected.tokens_per_round,
-                baseline,
-                memory_budget,
-                schedule,
-                _no_overlap(draft.kind, can_overlap) if schedule == "overlapped" else None,
-            )
-        )
+        yields = Yield(expected.tokens_per_round, 1, expected.round_s, target.width(1 + k), k)
+        obstacle = _no_overlap(draft.kind, can_overlap) if schedule == "overlapped" else None
+        found.append(maker.make(draft.kind, k, yields, draft, "fixed", schedule, obstacle))
     return found
+
+
+def scenario_json(target: TargetProfile, draft: DraftProfile) -> dict[str, Any]:
+    """What `edgespec.sim.Scenario.from_json` reads: the pair's figures in the middle of the calibration texts."""
+    at, longest = mean_past(target), max(draft.costs.steps)
+    return {
+        "target_ms": {str(n): 1e3 * target.costs.seconds(target.width(n), at) for n in range(1, _most_k(target) + 2)},
+        "draft_ms": 1e3 * draft.costs.seconds(longest) / longest,
+        "acceptance": list(draft.chances),
+        "host_ms": 1e3 * target.costs.host_s,
+        "contention": {"target": draft.contention[0], "draft": draft.contention[1]},
+    }
 
 
 def _no_overlap(kind: str, can_overlap: bool) -> str | None:
@@ -267,41 +272,3 @@ def mean_past(target: TargetProfile) -> int:
 def _native_s(target: TargetProfile) -> float:
     """Seconds of a native one-row step."""
     return target.costs.seconds(1, mean_past(target)) + target.costs.host_s
-
-
-def _candidate(
-    target: TargetProfile,
-    draft: DraftProfile | None,
-    kinds: str,
-    k: int,
-    controller: str,
-    tokens: float,
-    token_s: float,
-    baseline_s: float,
-    memory_budget: int | None,
-    schedule: str = "serial",
-    obstacle: str | None = None,
-) -> Candidate:
-    n_bytes = target.bytes + (draft.bytes if draft else 0)
-    if memory_budget is not None and n_bytes > memory_budget:
-        obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(memory_budget)}"
-    weight = draft.bytes / target.bytes if draft and target.bytes else 0.0
-    rows = target.width(1 + k) / target.width(1)
-    work = READ_SHARE * (1 + k * weight) + COMPUTE_SHARE * (rows + k * weight)
-    energy = (
-        STATIC_SHARE * token_s / baseline_s + work / tokens * (STATIC_SHARE + READ_SHARE + COMPUTE_SHARE) if k else 1.0
-    )
-    return Candidate(
-        kinds,
-        k,
-        controller,
-        schedule,
-        target.device,
-        draft.device if draft else None,
-        1.0 / token_s,
-        baseline_s / token_s,
-        tokens,
-        n_bytes,
-        energy,
-        obstacle,
-    )

@@ -19,6 +19,8 @@ from edgespec.types import DraftContext
 
 __all__ = ["Pace", "Yield", "replay"]
 
+TURNS = 6  # over the texts where acceptance is drawn
+
 
 class Pace(enum.Enum):
     """FIXED: always k tokens where a source has a proposal. ADAPTIVE: as many as pay, up to k."""
@@ -29,11 +31,13 @@ class Pace(enum.Enum):
 
 @dataclass
 class Yield:
-    """Totals over all texts."""
+    """Totals over all texts. rows: of the target's calls, padding included. steps: tokens drafted by a model."""
 
-    tokens: int = 0
-    rounds: int = 0
+    tokens: float = 0
+    rounds: float = 0
     seconds: float = 0.0
+    rows: float = 0
+    steps: float = 0
 
     @property
     def tokens_per_round(self) -> float:
@@ -53,10 +57,12 @@ class _Choice(NamedTuple):
 def replay(target: TargetProfile, drafts: Mapping[str, DraftProfile], has_ngram: bool, k: int, pace: Pace) -> Yield:
     """Run the rounds of every text with these drafts, at most `k` tokens each."""
     total = Yield()
-    for index, (prompt, text) in enumerate(target.texts):
-        _Replay(target, drafts, has_ngram, k, pace, random.Random(index)).run(prompt, text, total)
+    has_luck = bool(drafts) or target.guess > 0.0
+    for turn in range(TURNS if has_luck else 1):
+        for index, (prompt, text) in enumerate(target.texts):
+            _Replay(target, drafts, has_ngram, k, pace, random.Random(f"{turn} {index}")).run(prompt, text, total)
     if not total.tokens:  # every text was empty: a single plain step stands for them
-        total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s)
+        total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s, target.width(1))
     return total
 
 
@@ -85,6 +91,8 @@ class _Replay:
             n_new = min(accepted + 1, end - len(tokens))
             total.tokens += n_new
             total.rounds += 1
+            total.rows += self.target.width(1 + choice.k)
+            total.steps += choice.k if choice.source in self.drafts else 0
             tokens += truth[len(tokens) : len(tokens) + n_new]
 
     def _choose(self, tokens: list[int], room: int) -> tuple[_Choice, list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from edgespec.cli import console
 from edgespec.cli.options import engine_kwargs, engine_options, json_option
+from edgespec.errors import ConfigError
 from edgespec.loading import kind_of
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ __all__ = ["command", "profile_model"]
 @click.command("profile")
 @click.argument("model")
 @click.option("--quick", is_flag=True, help="As short as the measurement at first use.")
+@click.option(
+    "--scenario",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write what `edgespec simulate --profile` reads, of the first draft with weights.",
+)
 @engine_options
 @json_option
 def command(**values: Any) -> None:
@@ -32,6 +39,8 @@ def command(**values: Any) -> None:
 
     with console.progress(plain=values["as_json"]) as report:
         profiles = profile_model(values, QUICK if values["quick"] else Effort(), fresh=True, progress=report)
+    if values["scenario"] is not None:
+        _write_scenario(values["scenario"], profiles)
     if values["as_json"]:
         console.print_json(
             {
@@ -59,10 +68,36 @@ def profile_model(
     if draft in (None, AUTO):
         kinds = candidate_kinds(Path(folder))
         draft = ",".join(kinds if draft_model is None else dict.fromkeys((*kinds, kind_of(draft_model))))
-    began = time.perf_counter()
+    load_s = _load_seconds(folder, kwargs) if fresh else 0.0
     with LLM(folder, draft=draft, draft_model=draft_model, progress=progress, **kwargs) as llm:
-        load_s = time.perf_counter() - began
         return profile_llm(llm, effort=effort, fresh=fresh, load_s=load_s, progress=progress)
+
+
+def _load_seconds(folder: Path, kwargs: dict[str, Any]) -> float:
+    """How long the target takes to load by itself."""
+    from edgespec.backends import load_model
+    from edgespec.options import EngineOptions
+
+    place = EngineOptions(
+        draft="none",
+        device=kwargs["device"],
+        device_options=kwargs["device_options"],
+        n_ctx=kwargs["n_ctx"],
+        threads=kwargs["threads"],
+    ).target_place
+    began = time.perf_counter()
+    load_model(folder, **place).close()
+    return time.perf_counter() - began
+
+
+def _write_scenario(path: Path, profiles: Profiles) -> None:
+    """The first draft's figures as a scenario's JSON; raises ConfigError where no draft has weights."""
+    from edgespec.machine import write_atomic
+    from edgespec.planner import scenario_json
+
+    if not profiles.drafts:
+        raise ConfigError("--scenario: no draft with weights was measured; name one with --draft")
+    write_atomic(path, json.dumps(scenario_json(profiles.target, next(iter(profiles.drafts.values()))), indent=1))
 
 
 def _print(profiles: Profiles) -> None:

@@ -148,6 +148,17 @@ def test_a_replay_of_n_grams_is_what_the_loop_does() -> None:
     assert again.rounds == looped.stats.rounds - 1  # the first one comes with the prompt
 
 
+def test_a_profile_is_a_scenario_of_the_simulator() -> None:
+    from edgespec.planner import scenario_json
+    from edgespec.sim import Scenario, predict
+
+    t, d = target(0.1), draft((0.5, 0.4), 0.1, contention=(1.2, 1.3))
+    scenario = Scenario.from_json(scenario_json(t, d))
+    assert (scenario.target_slowdown, scenario.draft_slowdown) == (1.2, 1.3)
+    found = next(c for c in plan(t, d).candidates if (c.draft, c.k, c.schedule) == ("model", 2, "serial"))
+    assert predict(scenario, 2).speedup == pytest.approx(found.speedup)
+
+
 def test_plans_and_profiles_are_plain_data() -> None:
     import json
 
