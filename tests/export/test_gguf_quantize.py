@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgespec_export.gguf_quantize import ALL_TYPES, QUANTIZED_TYPES, export_gguf
+from edgespec_export.gguf_quantize import ALL_TYPES, export_gguf
 from edgespec_export.sources import open_source
 from tiny_models import tiny_config, tiny_weights, write_gguf, write_hf
 
@@ -138,7 +138,7 @@ def test_without_llama_cpp_the_extra_is_named_before_the_work(tmp_path: Path, mo
     with pytest.raises(MissingDependencyError, match=r"edgespec\[llamacpp\]"):
         export_gguf(write_hf(tmp_path / "source", wide()), tmp_path / "out.gguf", type="q4_0")
     module.library.cache_clear()
-    with pytest.raises(ConfigError, match="type is 'q9'; use one of q8_0, f16"):
+    with pytest.raises(ConfigError, match="type is 'q9'; use one of f32, f16, q8_0"):
         export_gguf(tmp_path / "source", tmp_path / "out.gguf", type="q9")
 
 

@@ -91,6 +91,33 @@ def test_a_cache_that_differs_is_seen_in_later_rows() -> None:
     assert report.exact == ExactRows(8, 256)
 
 
+def test_a_difference_that_shows_at_few_positions_is_found() -> None:
+    """A single row whose other rounding mostly vanishes used to pass: the probe looked at a handful of positions."""
+
+    class Rare(TableModel):
+        def open_session(self):  # type: ignore[no-untyped-def]
+            session = super().open_session()
+            forward, keep = session.forward, session.keep
+            marked: set[int] = set()  # positions whose cache is off by a bit
+
+            def wrapped(tokens, **options):  # type: ignore[no-untyped-def]
+                at, rows = session.n_past, forward(tokens, **options)
+                if len(tokens) == 1 and at % 40 == 37:
+                    marked.add(at)
+                if marked and len(rows.logits):
+                    rows.logits += 1e-3
+                return rows
+
+            def forget(n_past, path=None):  # type: ignore[no-untyped-def]
+                keep(n_past, path)
+                marked.intersection_update(range(n_past))
+
+            session.forward, session.keep = wrapped, forget
+            return session
+
+    assert probe_exact_rows(Rare(16, n_ctx=1024, order=1)).exact == ExactRows(2, 256)
+
+
 @pytest.mark.parametrize(
     ("options", "exact"),
     [

@@ -6,7 +6,7 @@ Every value is checked here, so that llama.cpp is never asked for something it w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from edgespec.backends.llamacpp.library import LlamaDevice, list_devices, version
@@ -46,9 +46,8 @@ KV_TYPES = {
 @dataclass(frozen=True)
 class Settings:
     """n_gpu_layers: layers on the GPU, None for all of them. type_k, type_v: of the cache (type_v below f16 needs
-    flash attention). flash_attn: auto | on | off; by default off on the CPU, unless type_v needs it, where its kernels
-    differ with the number of rows: without it, rows were bit-identical for every number of them (Q4_1, Q8_0 on x86),
-    with it for 2 to 33. sequences: how many share one context and may run in one pass.
+    flash attention). flash_attn: auto | on | off; on the CPU it treats each of 2 to 63 rows alike, while without it one
+    row takes other kernels than several. sequences: how many share one context and may run in one pass.
     swa_full: the cache of sliding-window layers holds the whole context, so that any rewind works. mmap: map the file.
     repack: reorder the weights for this CPU's kernels.
     """
@@ -79,8 +78,6 @@ def read_settings(options: Mapping[str, str], device: Device) -> Settings:
             f"n_gpu_layers={values['n_gpu_layers']} would have no effect on device {device.name!r}: use llamacpp:gpu"
         )
     settings = Settings(**values)
-    if "flash_attn" not in values and device.kind == "cpu" and KV_TYPES[settings.type_v].block == 1:
-        settings = replace(settings, flash_attn="off")
     if settings.flash_attn == "off" and KV_TYPES[settings.type_v].block > 1:
         raise ConfigError(
             f"type_v={settings.type_v} needs flash attention and flash_attn is off: use type_v=f16, or flash_attn=on"
