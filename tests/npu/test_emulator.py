@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def test_graphs_are_compiled_once(source: Path, tmp_path: Path, monkeypatch: pyt
         model = load_model(folder, device=device, threads=1, strict_device=True)
         assert model.info.device == "qnn:htp"
         model.close()
-    assert asked == ["compile"]
+    assert asked == ["compile", "load"]
 
 
 @pytest.mark.parametrize(("code", "message"), [
@@ -128,6 +129,26 @@ def test_a_compiler_that_dies_is_an_error_message(
     folder = export_static(source, tmp_path / "bundle", StaticOptions(widths=(1,), n_ctx=48))
     with pytest.raises(BackendError, match=message):
         load_model(folder, device="qnn:htp", threads=1)
+
+
+def test_code_that_crashes_when_it_is_loaded_is_not_kept(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One binary for several graphs compiles, and crashed the whole program where it was loaded."""
+    plain = contexts.run_child
+
+    def run(request: dict[str, Any], what: str) -> None:
+        if request["task"] == "load":
+            monkeypatch.setattr(contexts, "CHILD", (sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"))
+        plain(request, what)
+
+    folder = export_static(source, tmp_path / "bundle", StaticOptions(widths=(1,), n_ctx=40))
+    with monkeypatch.context() as patch:
+        patch.setattr(contexts, "run_child", run)
+        with pytest.raises(BackendError, match=r"loading what onnxruntime-qnn .* was killed by signal 11 \(SIGSEGV\)"):
+            load_model(folder, device="qnn:htp", threads=1)
+    monkeypatch.undo()
+    load_model(folder, device="qnn:htp", threads=1).close()  # compiled anew
 
 
 def test_eight_bits_are_measured_on_the_emulator(source: Path, tmp_path: Path) -> None:

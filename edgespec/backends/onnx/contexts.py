@@ -12,14 +12,15 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends.onnx.devices import Place
 from edgespec.backends.onnx.npu_child import RESULT
+from edgespec.backends.onnx.providers import locate
 from edgespec.backends.onnx.socs import Soc
 from edgespec.bundle import Bundle, static_graph
 from edgespec.children import describe_exit
@@ -93,7 +94,9 @@ def compiled(bundle: Bundle, place: Place, soc: Soc | None) -> Contexts:
         with lock(folder.parent / "lock", None):
             if not (folder / RESULT).is_file():
                 bundle.verify_hashes()  # the key trusts them, and other bundles come to the same place
-                _compile(bundle, place, options, [(width, _name(width, chip)) for width in widths], folder)
+                names = {width: _name(width, chip) for width in widths}
+                is_ours = soc is None or locate(place.device).is_emulated  # code for another chip cannot be tried
+                _compile(bundle, replace(place, options=options), names, folder, is_tried=is_ours)
     result = json.loads((folder / RESULT).read_bytes())
     return Contexts(folder, {width: _name(width, chip) for width in widths}, result["compiler"], result["n_nodes"])
 
@@ -102,23 +105,19 @@ def _name(width: int, chip: str) -> str:
     return f"width-{width}.{chip}.onnx"
 
 
-def _compile(
-    bundle: Bundle, place: Place, options: Mapping[str, str], names: Sequence[tuple[int, str]], folder: Path
-) -> None:
-    """Run the child on all widths; `folder` appears whole or not at all."""
+def _compile(bundle: Bundle, place: Place, names: Mapping[int, str], folder: Path, *, is_tried: bool) -> None:
+    """Run the child on all widths; `folder` appears whole or not at all. is_tried: only if the code loads."""
     _log.info("%s: compiling for %s (cached afterwards)", bundle.info.name, place.device.name)
     with staging(folder.parent) as temporary:
         out = temporary / "contexts"
         out.mkdir()
-        request = {
-            "task": "compile",
-            "device": place.device.name,
-            "options": dict(options),
-            "out": str(out),
-            "graphs": [[str(bundle.path(static_graph(width))), name] for width, name in names],
-        }
-        run_child(request, f"the compiler of {compiler()}")
+        graphs = [[str(bundle.path(static_graph(width))), name] for width, name in names.items()]
+        request = {"device": place.device.name, "options": dict(place.options), "out": str(out)}
+        run_child({**request, "task": "compile", "graphs": graphs}, f"the compiler of {compiler()}")
         result = {**json.loads((out / RESULT).read_bytes()), "compiler": compiler()}
+        if is_tried:
+            made = [str(out / name) for name in names.values()]
+            run_child({**request, "task": "load", "graphs": made}, f"loading what {compiler()} compiled")
         (out / RESULT).write_text(json.dumps(result))
         out.rename(folder)
 

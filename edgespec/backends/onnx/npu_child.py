@@ -1,7 +1,8 @@
 """A child process for what may crash in a vendor's library: `python -m edgespec.backends.onnx.npu_child`.
 
-A request is JSON on stdin: `compile` makes code for a chip out of graphs, `run` gives the logits of a few tokens.
-Results are files in the folder that the request names; what went wrong is one line on stderr. `contexts.py` starts it.
+A request is JSON on stdin: `compile` makes code for a chip out of graphs, `load` tries that code, `run` gives the
+logits of a few tokens. Results are files in the folder that the request names; what went wrong is one line on stderr.
+`contexts.py` starts it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ def compile_graphs(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"n_nodes": n_nodes}
 
 
+def load_graphs(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Load each compiled graph once: what crashes here would crash the program that uses it."""
+    from edgespec.backends.onnx.devices import create_runtime, find_device
+
+    device = find_device(request["device"])
+    for graph in request["graphs"]:
+        create_runtime(Path(graph), device, 1, options=request["options"], strict=True)
+    return {}
+
+
 def run_tokens(request: Mapping[str, Any]) -> dict[str, Any]:
     """Logits of each of the request's texts, every call on the widest graph, one after the other as logits.npy."""
     import numpy as np
@@ -60,7 +71,7 @@ def run_tokens(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"nodes": dict(model.info.placement), "fallbacks": list(model.info.fallbacks)}
 
 
-TASKS = {"compile": compile_graphs, "run": run_tokens}
+TASKS = {"compile": compile_graphs, "load": load_graphs, "run": run_tokens}
 
 
 def main() -> int:
