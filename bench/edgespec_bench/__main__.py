@@ -159,6 +159,7 @@ def contention(as_json: bool, **values: Any) -> None:
         for schedule in ("serial", "overlapped"):
             row = result[schedule]
             click.echo(f"{schedule:10} {row['tok_s']:.1f} tok/s, expected {row['expected']:.1f}: {row['within']:+.1%}")
+        click.echo(f"the same tokens: {'yes' if result['identical'] else 'NO'}")
     click.echo(json.dumps({**result, "commit": commit()}, allow_nan=False))
 
 

@@ -35,7 +35,10 @@ def measure_contention(
     threads: int,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Tokens a second of both schedules, expected and measured in turn; `within`: measured over expected."""
+    """Tokens a second of both schedules, expected and measured in turn; `within`: measured over expected.
+
+    identical: both schedules wrote the same tokens to every prompt.
+    """
     options: dict[str, Any] = {"threads": threads, "num_speculative_tokens": k}
     with LLM(model, draft="tinydraft", draft_model=draft_model, schedule="overlapped", **options) as llm:
         sides = {"serial": llm.variant(schedule="serial"), "overlapped": llm}
@@ -43,14 +46,18 @@ def measure_contention(
         n_rows = llm.exact.width(k + 1) if llm.exact else k + 1
         target_slowdown, draft_slowdown, target_jitter = _beside(llm, n_rows)
         runs: dict[str, list[RunStats]] = {name: [] for name in SCHEDULES}
+        n_identical = 0
         right = [0, 0]  # second choices that were right, and first ones that were wrong
         for i, prompt in enumerate(load_prompts("chat")[:n_prompts]):
             say(f"serial, overlapped: prompt {i + 1} of {n_prompts}")
             ids = llm.encode_chat(prompt.messages)
+            texts = []
             for name, side in sides.items():
                 output = side.generate(ids, SamplingParams(temperature=0.0, max_tokens=n_tokens, ignore_eos=True))
                 runs[name].append(output[0].outputs[0].stats)
-            text = [*ids, *output[0].outputs[0].token_ids]
+                texts.append(output[0].outputs[0].token_ids)
+            n_identical += texts[0] == texts[1]
+            text = [*ids, *texts[0]]
             for at, proposal in _replay(llm, text, len(ids), k):
                 _count_second(right, proposal, text[at:])
     records = [record for stats in runs["serial"] for record in stats.records[1:]]
@@ -67,6 +74,7 @@ def measure_contention(
         draft_slowdown=max(1.0, draft_slowdown),
     )
     result: dict[str, Any] = {"scenario": vars(scenario), "overlap": [s.overlap() for s in runs["overlapped"]]}
+    result["identical"] = n_identical == len(runs["serial"])
     for name in SCHEDULES:
         expected = predict(scenario, k, name)
         measured = median(stats.decode_tok_s or 0.0 for stats in runs[name])
