@@ -241,6 +241,8 @@ def _device_lines(devices: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _abilities(row: Mapping[str, Any]) -> str:
     can = ["any number of rows" if row["dynamic_shapes"] else f"fixed numbers of rows: {row['widths']}"]
+    if not row["several_rows"]:
+        can = ["one row at a time (its attention operator is wrong for several)"]
     can += [text for key, text in (("tree", "trees"), ("hidden", "hidden outputs")) if row[key]]
     return ("emulated, not the real hardware; " if row["emulated"] else "") + ", ".join(can)
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from device_pairs import SPEC, acceptance, check_draft, write_models
 
 from edgespec.backends import load_model
+from edgespec.backends.onnx.inventory import list_devices
 from edgespec.cli import main
 from edgespec.errors import BackendError
 from edgespec.testing.tiny import tiny_logits
@@ -36,6 +37,11 @@ def test_wrong_rows_are_found_at_load_and_single_ones_asked_for(models: dict[str
     assert model.info.max_rows == 1
     logits = model.open_session().forward(TOKENS).logits
     np.testing.assert_allclose(logits, tiny_logits(SPEC, TOKENS), atol=1e-4)
+
+
+def test_doctor_says_so() -> None:
+    (row,) = [row for row in list_devices() if row["name"] == DEVICE]
+    assert (row["usable"], row["dynamic_shapes"], row["several_rows"], row["tree"]) == (True, True, False, False)
 
 
 def test_the_cache_stays_on_the_gpu_and_grows(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

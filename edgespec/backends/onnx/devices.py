@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,12 @@ def _listed(runtime: Any, device: Device) -> Placement:
     return Placement(dict(nodes), tuple(name for name, _count in fallen.most_common()), fallen.total())
 
 
+@cache
+def _profiles() -> tempfile.TemporaryDirectory[str]:
+    """Where profiles are written; removed when the interpreter ends."""
+    return tempfile.TemporaryDirectory(prefix="edgespec-nodes-", ignore_cleanup_errors=True)
+
+
 def _profiled(runtime: Any) -> dict[str, int]:
     """provider -> nodes that ran since the session was made; empty where nothing has been written down."""
     path = Path(runtime.end_profiling())
@@ -166,7 +173,7 @@ def _session_options(device: Device, threads: int, config: Mapping[str, str]) ->
         options.add_session_config_entry(key, value)
     if device.row.is_unlisted:
         options.enable_profiling = True
-        options.profile_file_prefix = str(Path(tempfile.mkdtemp(prefix="edgespec-nodes-")) / "nodes")
+        options.profile_file_prefix = str(Path(tempfile.mkdtemp(dir=_profiles().name)) / "nodes")
     options.log_severity_level = 4  # failures are raised; the runtime's own prints would repeat them
     return options
 

@@ -15,6 +15,8 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgespec import config
 from edgespec.children import describe_exit
 from edgespec.devices import PROVIDERS, Device, Provider
@@ -23,13 +25,16 @@ from edgespec.errors import EdgeSpecError
 __all__ = ["list_devices"]
 
 CHILD_TIMEOUT_S = 120
+TRIAL_ROWS = 20
+HALF_PRECISION = 0.02  # on values around 1; wrong rows were off by 0.3 and more
 WIDTHS_OPEN, WIDTHS_FIXED = "any", "those of the bundle (edgespec export --flavour npu --widths 1,4,8)"
 
 
 def list_devices() -> list[dict[str, Any]]:
     """A row for each device of the table, as plain values.
 
-    name, kind, usable, emulated; of usable ones also dynamic_shapes, tree, hidden and widths; of the others a hint.
+    name, kind, usable, emulated; of usable ones also dynamic_shapes, several_rows (whether its attention operator is
+    right for more than one), tree, hidden and widths; of the others a hint.
     """
     rows: list[dict[str, Any]] = []
     for row in PROVIDERS.values():
@@ -99,13 +104,15 @@ def _try(device: Device) -> dict[str, Any]:
         takes = {what: _takes(device, what) for what in ("fixed", "open", "hidden", "tree")}
     except EdgeSpecError as error:
         return {"usable": False, "hint": str(error)}
+    several = not takes["tree"] or _attends_right(device)
     if not takes["fixed"]:
         return {"usable": False, "hint": f"{device.row.package} takes no operator of a simple graph here"}
     return {
         "usable": True,
         "emulated": located.is_emulated,
         "dynamic_shapes": takes["open"],
-        "tree": takes["tree"] or not takes["open"],  # with fixed shapes the host makes positions and mask
+        "several_rows": several,
+        "tree": (takes["tree"] and several) or not takes["open"],  # with fixed shapes the host makes positions and mask
         "hidden": takes["hidden"],
         "widths": WIDTHS_OPEN if takes["open"] else WIDTHS_FIXED,
     }
@@ -122,6 +129,22 @@ def _takes(device: Device, what: str) -> bool:
         return placement(create_runtime(path, device, 1), device).n_fallen == 0
 
 
+def _attends_right(device: Device) -> bool:
+    """Whether several rows of one call are those of single calls, in the attention operator by itself."""
+    from edgespec.backends.onnx.devices import create_runtime
+    from edgespec.backends.onnx.trial_graphs import TRIALS, attention_rows
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tree.onnx"
+        path.write_bytes(TRIALS["tree"]())
+        runtime = create_runtime(path, device, 1)
+        try:
+            many, single = attention_rows(runtime, [TRIAL_ROWS]), attention_rows(runtime, [1] * TRIAL_ROWS)
+        except Exception:  # a runtime raises anything
+            return False
+    return bool(np.abs(many - single).max() <= HALF_PRECISION)
+
+
 def _try_llamacpp(device: Device) -> dict[str, Any]:
     """llama.cpp runs GGUF files on the CPU, and on what else it was built for."""
     from edgespec.backends.llamacpp.settings import find_devices
@@ -130,7 +153,7 @@ def _try_llamacpp(device: Device) -> dict[str, Any]:
         find_devices(device)
     except EdgeSpecError as error:
         return {"usable": False, "hint": str(error)}
-    found = {"dynamic_shapes": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
+    found = {"dynamic_shapes": True, "several_rows": True, "tree": False, "hidden": False, "widths": WIDTHS_OPEN}
     return {"usable": True, "emulated": False, **found}
 
 

@@ -7,10 +7,12 @@ bias that trees need. Knows no devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["TRIALS", "WIDTH"]
+__all__ = ["TRIALS", "WIDTH", "attention_rows"]
 
 WIDTH = 32
 HEADS, HEAD_DIM = 2, 16
@@ -87,6 +89,25 @@ def _attention() -> bytes:
     present: Shape = [1, HEADS, "capacity", HEAD_DIM]
     ports = [_port("y", FLOAT, wide), *(_port(name, FLOAT, present) for name in outputs[1:])]
     return _model([node, _node("MatMul", ["q", "w"], ["used"])], inputs, [*ports, _port("used", FLOAT, wide)])
+
+
+def attention_rows(runtime: Any, sizes: Sequence[int]) -> NDArray[np.float32]:
+    """[sum(sizes), WIDTH] of the trial "tree" over fixed random inputs, as many rows a call as `sizes` says."""
+    n = sum(sizes)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, n, WIDTH)).astype(np.float32)
+    cache = np.zeros((2, 1, HEADS, n, HEAD_DIM), np.float32)
+    angles = np.arange(n, dtype=np.float32)[:, None] * np.linspace(1, 0.1, HEAD_DIM // 2, dtype=np.float32)
+    rows, start = [], 0
+    for size in sizes:
+        end = start + size
+        feeds = {"q": q[:, start:end], "k": k[:, start:end], "v": v[:, start:end], "cos": np.cos(angles)}
+        feeds |= {"sin": np.sin(angles), "past_key": cache[0], "past_value": cache[1]}
+        feeds |= {"seqlens": np.array([end - 1], np.int32), "total": np.array(end, np.int32)}
+        feeds |= {"positions": np.arange(start, end)[None], "bias": np.zeros((1, 1, size, end), np.float32)}
+        y, *cache = runtime.run(["y", "key", "value"], feeds)
+        rows.append(y[0])
+        start = end
+    return np.concatenate(rows)
 
 
 TRIALS = {
