@@ -318,7 +318,6 @@ def _info(
     llama, pointer = weights.llama, weights.pointer
     limit = int(llama.llama_model_n_ctx_train(pointer))
     context = min(limit, DEFAULT_CONTEXT) if n_ctx is None else check_context(name, n_ctx, limit)
-    eos = int(llama.llama_vocab_eos(weights.vocab))
     max_rewind: int | None = None
     if llama.llama_model_is_recurrent(pointer) or llama.llama_model_is_hybrid(pointer):
         max_rewind = 0
@@ -328,7 +327,7 @@ def _info(
         name=name,
         n_vocab=int(llama.llama_vocab_n_tokens(weights.vocab)),
         n_ctx=context,
-        eos_ids=tuple(dict.fromkeys([*tokenizer.eos_ids, *([eos] if eos >= 0 else [])])),
+        eos_ids=tokenizer.eos_ids,  # llama.cpp makes one up where the file names none
         tokenizer_hash=tokenizer.hash,
         device=place.name,
         weight_bytes=int(llama.llama_model_size(pointer)),
