@@ -1,0 +1,45 @@
+"""The measurement of auto: which ways to decode are compared, and how predictions are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from edgespec_bench import auto
+from plan_world import draft, plan, target
+
+from edgespec.errors import ConfigError
+
+
+def test_predictions_are_judged_by_the_harmonic_mean_over_all_kinds() -> None:
+    found = plan(target(0.1), draft((0.8,), 0.05), can_overlap=False)
+    labels = [c.label for c in auto._wanted(found, (1, 3))]
+    assert not any("overlapped" in label for label in labels)
+    assert sum("model, k =" in label for label in labels) == 2
+    measured = {label: [1.0, 2.0] for label in labels}
+    measured[found.chosen.label] = [0.5, 1.0]
+    judged = auto._predictions(found, {"chat": measured, "code": measured})
+    assert judged["chosen_vs_best"] == 0.5
+    row = next(row for row in judged["rows"] if row["label"] == found.chosen.label)
+    assert row["error"] == pytest.approx(found.chosen.tok_s / (2 / 3) - 1, abs=0.01)
+    assert judged["worst_error"] >= abs(row["error"])
+
+
+def test_auto_is_held_against_the_best_fixed_length_of_a_kind() -> None:
+    speeds = {
+        "plain": [10.0, 10.0],
+        "auto": [11.0, 12.0],
+        "ngram, k = 1, serial, on cpu": [12.0, 12.0],
+        "ngram, k = 3, serial, on cpu": [9.0, 9.0],
+        "ngram, k <= 8, serial, on cpu": [30.0, 30.0],
+    }
+    row = auto._row("chat", speeds)
+    assert row["best_fixed"] == "ngram, k = 1, serial, on cpu"
+    assert row["auto_vs_plain"]["median"] == pytest.approx(1.15)
+    assert row["auto_vs_best_fixed"]["median"] == pytest.approx(0.958, abs=0.01)
+
+
+def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
+    options = dataclasses.replace(auto.AutoOptions(), n_prompts=1)
+    with pytest.raises(ConfigError, match="at least 2"):
+        auto.measure_auto(options, lambda text: None)
