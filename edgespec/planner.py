@@ -149,7 +149,8 @@ def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str) -
 
 
 def _mb(n_bytes: int) -> str:
-    return f"{n_bytes / 1e6:.0f} MB"
+    mb = n_bytes / 1e6
+    return f"{mb:,.0f} MB" if mb >= 10 else f"{mb:.2g} MB"
 
 
 # --- candidates of one target and its drafts --------------------------------------------------------------------------

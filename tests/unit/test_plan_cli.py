@@ -1,0 +1,110 @@
+"""`edgespec profile`, `plan` and `run --draft auto` on tiny ONNX bundles: figures kept, JSON, pictures, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgespec.cli import main
+from edgespec.profile import Effort
+from edgespec.sim import Scenario
+from edgespec.testing.onnx_models import write_bundle
+from edgespec.testing.tiny import TinySpec
+
+SMALL = Effort(repeats=2, budget_s=5.0, n_tokens=12, n_prompts=2, depths=(1, 3))
+PAIR = ("--draft", "ngram,model")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("bundles é")
+    return {
+        "target": write_bundle(base / "target", TinySpec(eos_ids=()), bits=4),
+        "draft": write_bundle(base / "draft", TinySpec(eos_ids=(), n_layers=1, seed=1), bits=4),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    for module in ("profile", "auto"):
+        monkeypatch.setattr(f"edgespec.{module}.QUICK", SMALL)
+
+
+def invoke(*arguments: Any) -> Any:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_a_profile_is_kept_and_the_plan_made_of_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    target, draft = folders["target"], folders["draft"]
+    scenario = tmp_path / "scenario.json"
+    result = invoke("profile", target, *PAIR, "-md", draft, "--quick", "--json", "--scenario", scenario)
+    assert result.exit_code == 0, result.stderr
+    fields = json.loads(result.stdout)
+    assert "1" in next(iter(fields["target"]["costs"]["target"].values()))
+    assert set(fields["drafts"]) == {"model"}
+    assert fields["target"]["load_s"] > 0
+    assert Scenario.from_json(json.loads(scenario.read_text())).most_k >= 4
+    kept = json.loads((tmp_path / "home" / "machine.json").read_text())["sections"]["costs"]
+    assert len(kept) == 2
+
+    picture = tmp_path / "plan.svg"
+    result = invoke("plan", target, *PAIR, "-md", draft, "--json", "--plot", picture)
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert {c["draft"] for c in plan["candidates"]} == {"none", "ngram", "model", "ngram,model"}
+    assert {c["schedule"] for c in plan["candidates"]} == {"serial", "overlapped"}
+    assert all(c["tok_s"] > 0 and c["label"] for c in plan["candidates"])
+    assert plan["runner_up"]["label"] != plan["chosen"]["label"]
+    assert b"<svg" in picture.read_bytes()
+    assert json.loads((tmp_path / "home" / "machine.json").read_text())["sections"]["costs"] == kept, "measured once"
+
+
+def test_a_plan_for_people_names_choice_and_runner_up(folders: dict[str, Path]) -> None:
+    result = invoke("plan", folders["target"], "--draft", "ngram", "--try-device", "cuda:0")
+    assert result.exit_code == 0, result.stderr
+    for words in ("chosen: ", "runner-up: ", "no speculation on cpu", "not possible: cpu -> cuda:0: "):
+        assert words in result.stdout
+
+
+def test_what_fits_no_budget_is_refused_with_both_sizes(folders: dict[str, Path]) -> None:
+    result = invoke("plan", folders["target"], "--draft", "ngram", "--memory-budget", "1kB")
+    assert (result.exit_code, "memory_budget=0.001 MB" in result.stderr) == (2, True), result.stderr
+
+
+def test_auto_runs_what_was_planned(folders: dict[str, Path]) -> None:
+    target, draft = folders["target"], folders["draft"]
+    texts = []
+    for arguments in (("--draft", "none"), ("--draft", "auto", "-md", draft), ("--draft", "auto")):
+        result = invoke(
+            "run", "-m", target, "-n", 24, "--raw", "--seed", 3, "--temp", 0.8, *arguments, "--json", "5 9 5 9"
+        )
+        assert result.exit_code == 0, result.stderr
+        fields = json.loads(result.stdout)
+        texts.append(fields["token_ids"])
+        if "auto" in arguments:
+            assert fields["stats"]["controller"]["plan"]["chosen"]
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--tree", "--fast"), "tree=True (--tree) with draft='auto'"),
+        (("--schedule", "overlapped"), "schedule='overlapped' with draft='auto'"),
+        (("--lossy", "typical", "--verifier", "magic"), "Invalid value for '--verifier'"),
+    ],
+)
+def test_what_auto_cannot_do_is_refused(folders: dict[str, Path], arguments: tuple[str, ...], message: str) -> None:
+    result = invoke("run", "-m", folders["target"], "--draft", "auto", *arguments, "hello")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_scenario_needs_a_draft_with_weights(folders: dict[str, Path], tmp_path: Path) -> None:
+    result = invoke("profile", folders["target"], "--draft", "ngram", "--quick", "--scenario", tmp_path / "s.json")
+    assert (result.exit_code, "no draft with weights" in result.stderr) == (2, True)
