@@ -212,7 +212,7 @@ def auto(as_json: bool, **values: Any) -> None:
         for row in result["predictions"]["rows"]:
             click.echo(
                 f"{row['label']:44} predicted {row['predicted_tok_s']:6}, measured {row['measured_tok_s']:6} tok/s "
-                f"({row['error']:+.0%})"
+                f"({row['error']:+.0%}; over plain {row['relative_error']:+.0%})"
             )
         click.echo(
             f"chosen: {result['predictions']['chosen']}, {result['predictions']['chosen_vs_best']} of the best, "

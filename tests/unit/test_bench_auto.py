@@ -22,6 +22,8 @@ def test_predictions_are_judged_by_the_harmonic_mean_over_all_kinds() -> None:
     assert judged["chosen_vs_best"] == 0.5
     row = next(row for row in judged["rows"] if row["label"] == found.chosen.label)
     assert row["error"] == pytest.approx(found.chosen.tok_s / (2 / 3) - 1, abs=0.01)
+    plain_row = next(row for row in judged["rows"] if row["label"].startswith("no speculation"))
+    assert plain_row["relative_error"] == 0.0
     assert judged["worst_error"] >= abs(row["error"])
 
 
