@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import zoo
 from edgespec.bundle import Bundle
+from edgespec.devices import Device
 from edgespec.loading import Loaded, ModelSource, kind_of, load
 from edgespec.options import AUTO, EngineOptions
 from edgespec.pairs import resolve
@@ -73,7 +74,8 @@ def _decide(
     """
     from edgespec.llm import LLM  # an LLM of all candidates is what is measured
 
-    folder = resolve(model, progress=progress) if isinstance(model, (str, Path)) else None
+    runtime = Device.parse(options.device).runtime
+    folder = resolve(model, progress=progress, runtime=runtime) if isinstance(model, (str, Path)) else None
     kinds = [*candidate_kinds(folder, most=MOST_TRAINED)]
     given = None if draft_model is None else kind_of(draft_model)
     if given is not None and given not in kinds:

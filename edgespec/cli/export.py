@@ -224,7 +224,8 @@ def _write_gguf(source: Path, out: Path, gguf_type: str, *, requantize: bool, fo
     click.echo(f"tensors: {', '.join(f'{n} of {kind}' for kind, n in made.types.items())}")
     groups = Counter((item.n_columns, item.wanted, item.type) for item in made.fallbacks)
     for (columns, wanted, kind), n in groups.items():
-        say(f"note: {n} tensors are {kind}, as their rows of {columns} values are no whole blocks of {wanted}.")
+        tensors = "1 tensor is" if n == 1 else f"{n} tensors are"
+        say(f"note: {tensors} {kind}, because rows of {columns} values are no whole blocks of {wanted}.")
 
 
 def _write_hf(source: Path, target: str | None, out: Path, *, as_json: bool) -> None:

@@ -57,6 +57,7 @@ def profile_model(
 ) -> Profiles:
     """The profile of the model that a command's options name, with all candidate drafts where it names none."""
     from edgespec.auto import candidate_kinds
+    from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.options import AUTO
     from edgespec.pairs import ensure
@@ -64,7 +65,7 @@ def profile_model(
 
     kwargs = engine_kwargs(values)
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
-    folder = ensure(values["model"], progress=progress)
+    folder = ensure(values["model"], progress, Device.parse(values["device"]).runtime)
     if draft in (None, AUTO):
         kinds = candidate_kinds(Path(folder))
         draft = ",".join(kinds if draft_model is None else dict.fromkeys((*kinds, kind_of(draft_model))))
