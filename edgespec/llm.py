@@ -27,7 +27,7 @@ from edgespec.engine.stops import TokenStop
 from edgespec.errors import ConfigError
 from edgespec.loading import NO_DRAFT_MODEL, Loaded, refuse_unused, resolve_options
 from edgespec.noise import Noise
-from edgespec.options import BUNDLED_DRAFTS
+from edgespec.options import AUTO, BUNDLED_DRAFTS
 from edgespec.outputs import CompletionOutput, Delta, RequestOutput
 from edgespec.request import Run, token_ids
 from edgespec.run_notes import run_notes
@@ -131,6 +131,8 @@ class LLM:
             changes = {"tree": False, "schedule": "serial", **changes}
         other.options = dataclasses.replace(self.options, **changes)
         other._use(self.loaded)
+        if other.options.draft == AUTO:
+            raise ConfigError("draft='auto' loads what it chooses: give it when the LLM is made")
         for kind in other.working_drafts:
             if kind == "model" and self.draft_model is None:
                 raise ConfigError(NO_DRAFT_MODEL)

@@ -35,7 +35,8 @@ IN_FLIGHT_DRAFTS = {
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """draft: comma-separated kinds in order of priority, or none. exact: rows that do not depend on their neighbours.
+    """draft: comma-separated kinds in order of priority, none, or auto (the plan's). exact: rows that do not depend on
+    their neighbours.
 
     num_speculative_tokens: most tokens drafted a round, >= 1. min_speculative_tokens: a round that could draft fewer
     drafts none. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less

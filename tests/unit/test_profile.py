@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from edgespec import LLM, SamplingParams
 from edgespec.cli import main
 from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
+from edgespec.errors import ConfigError
 from edgespec.machine import Profile
 from edgespec.profile import Effort, measure_target, profile_llm
 from edgespec.testing import LatencyModel, TableModel
@@ -103,6 +104,11 @@ def test_auto_decodes_the_same_text_and_says_what_it_chose(tmp_path: Path, monke
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert "model" in chosen[0]
     assert chosen[1] == "none"
+
+
+def test_auto_is_for_making_an_llm() -> None:
+    with pytest.raises(ConfigError, match="when the LLM is made"):
+        LLM(slow_table(1.0, 0.1), draft="ngram", exact=False).variant(draft="auto")
 
 
 def test_auto_keeps_what_the_user_set() -> None:
