@@ -59,7 +59,6 @@ class CachedGraph:
     def __init__(
         self, runtime: Any, signature: Signature, n_ctx: int, *, batch: int = 1, last_row_only: bool = False
     ) -> None:
-        self._runtime = runtime
         self._remote = remote_inputs(runtime)
         self._signature = signature
         self._n_ctx = n_ctx
@@ -76,6 +75,7 @@ class CachedGraph:
         self._no_bias = self._bias = np.empty(0, np.float32)
         width = 0 if signature.extra is None else signature.extra.shape[0] or 0
         self.extra = np.zeros(width, np.int64 if signature.extra is None else signature.extra.dtype)
+        self._runtime = runtime  # last, so that it goes last: bindings to a GPU crash where they outlive it
 
     @property
     def capacity(self) -> int:

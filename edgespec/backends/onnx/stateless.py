@@ -46,13 +46,14 @@ class StatelessGraph:
         self.path = Path(path)
         self.run_s = 0.0
         self.n_runs = 0
+        # before the runtime, so that it goes before it: bindings to a GPU crash where they outlive it
+        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
         place = place or Place(find_device("cpu"), threads or default_threads())
         self._runtime = place.load(self.path)
         self._remote = remote_inputs(self._runtime)
         inputs, outputs = read_ports(self._runtime, self.path.name)
         self.inputs: Mapping[str, Port] = inputs
         self.outputs: Mapping[str, Port] = outputs
-        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
         if place.device.row.is_unlisted:  # known once it has run
             self.run({name: np.zeros([size or 1 for size in port.shape]) for name, port in inputs.items()})
             self.run_s, self.n_runs = 0.0, 0
