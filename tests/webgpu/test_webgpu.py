@@ -89,12 +89,15 @@ def test_command_line(models: dict[str, Path]) -> None:
     assert printed["devices"]["target"]["device"] == "cpu"
 
 
-def test_a_program_that_leaves_a_session_open_ends_well(models: dict[str, Path], child_env: dict[str, str]) -> None:
-    """Bindings that outlived the runtime used to end the process with a segmentation fault."""
+@pytest.mark.parametrize("model", ["other", "other-plain"])
+def test_programs_end_well(models: dict[str, Path], model: str, child_env: dict[str, str]) -> None:
+    """Bindings that outlived the runtime used to end the process with a segmentation fault: those of a session that
+    outlives its model, and those of one that is still open at the end."""
     code = (
         "import sys; from edgespec.backends import load_model; "
-        "session = load_model(sys.argv[1], device='webgpu').open_session(); session.forward([1, 2]); print('done')"
+        "model = load_model(sys.argv[1], device='webgpu'); session = model.open_session(); session.forward([1, 2]); "
+        "left = model.open_session(); left.forward([1]); model.close(); del model, session; print('done')"
     )
-    command = [sys.executable, "-c", code, str(models["other"])]
+    command = [sys.executable, "-c", code, str(models[model])]
     child = subprocess.run(command, env=child_env, capture_output=True, text=True, check=False, timeout=250)
     assert (child.returncode, child.stdout) == (0, "done\n"), child.stderr

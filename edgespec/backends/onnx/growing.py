@@ -25,10 +25,10 @@ class GrowingCacheSession(OnnxSession):
 
     def __init__(self, runtime: Any, signature: Signature, info: ModelInfo, capabilities: Capabilities) -> None:
         super().__init__(info, capabilities)
-        self._runtime = runtime
         self._signature = signature
         self._values: list[Any] = []
         self._length = 0  # tokens that `_values` hold, at least n_past
+        self._runtime = runtime  # last, so that it goes last: values of a GPU's runtime crash where they outlive it
 
     def close(self) -> None:
         super().close()
