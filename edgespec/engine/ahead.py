@@ -1,7 +1,7 @@
 """Which outcomes of a round in flight are worth drafting for, before the target has said what it is.
 
 An outcome is how many drafted tokens are accepted and which token follows them. Pure arithmetic on chances: the
-overlapped scheduler and the simulator use the same order, so that one predicts the other. Knows no model and no clock.
+overlapped scheduler and the simulator use the same rules, so that one predicts the other. Knows no model and no clock.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["LEAST_CHANCE", "RUNNER_UP", "Outcome", "rank_outcomes"]
+__all__ = ["LEAST_CHANCE", "RUNNER_UP", "Outcome", "is_worth_starting", "rank_outcomes"]
 
 # Chance that the draft's second choice is the target's token where its first is not. A starting point for the order
 # only; what really happens is counted.
 RUNNER_UP = 0.5
-# Rarer outcomes are left alone: at the verdict the draft's step in flight delays the round by half a step on average,
-# which an outcome that saves k steps once in fifty rounds does not earn back.
+# Rarer outcomes are left alone: what they save is less than what contention and bookkeeping cost.
 LEAST_CHANCE = 0.02
 
 
@@ -45,3 +44,11 @@ def rank_outcomes(chances: Sequence[float]) -> list[Outcome]:
         survival *= chance
     worth = [outcome for outcome in outcomes if outcome.chance >= LEAST_CHANCE]
     return sorted(worth, key=lambda outcome: (-outcome.chance, outcome.rank, -outcome.accepted))
+
+
+def is_worth_starting(chance: float, pass_s: float, left_s: float) -> bool:
+    """Whether a draft pass of `pass_s` seconds pays where the target is expected to be done in `left_s`.
+
+    It saves itself where the outcome comes true, and delays the verdict by what it overruns.
+    """
+    return pass_s - left_s <= chance * pass_s

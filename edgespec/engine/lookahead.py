@@ -1,19 +1,21 @@
 """Continuations that a draft prepares while the target verifies a round: which, how far, and what was used of them.
 
 A continuation is kept under the tokens that the round would have to commit: drafted tokens accepted, and the token
-after them. Runs on the caller's thread and asks between the draft's passes whether the target is done. What a draft
-prepares for an outcome is what it would propose after it, so a hit changes the time and nothing else.
+after them. Runs on the caller's thread and asks between the draft's passes whether the target is done, or would have to
+wait for another one. What a draft prepares for an outcome is what it would propose after it, so a hit changes the time
+and nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from edgespec.draft.base import finish
-from edgespec.engine.ahead import rank_outcomes
+from edgespec.engine.ahead import is_worth_starting, rank_outcomes
 from edgespec.errors import BackendError
 from edgespec.trace import Trace
 from edgespec.types import AheadDrafter, Drafter, Proposal, Propose, RoundRecord
@@ -22,6 +24,8 @@ __all__ = ["PROBE_EVERY", "Lookahead"]
 
 # One round in so many is verified with the draft at rest, so that contention shows in what the others take.
 PROBE_EVERY = 32
+# How fast the usual duration of a call follows the last one.
+PACE = 0.25
 # Chance of a draft's own next token in a request that has not shown it yet.
 UNKNOWN = 0.5
 
@@ -46,6 +50,10 @@ class Lookahead:
         self._branches: dict[tuple[int, ...], _Branch] = {}
         self._owner: AheadDrafter | None = None
         self._start = 0  # committed tokens when the round began
+        self._started_s = 0.0
+        self._width = 0  # tokens that the target is verifying
+        self._usual_target_s: dict[int, float] = {}  # by width
+        self._usual_pass_s = 0.0
         self._fault: tuple[Drafter, BackendError] | None = None
         self._n_rounds = 0
         self._passes, self._passes_s, self._late_s = 0, 0.0, 0.0
@@ -61,6 +69,7 @@ class Lookahead:
         """Draft for the likeliest outcomes of `proposal` until all are there or `is_done`."""
         self._owner = next((drafter for drafter in self._able if drafter is asked.drafter), self._able[0])
         self._start = len(asked.context.tokens)
+        self._started_s, self._width = self._clock(), len(proposal)
         try:
             self._prepare(asked, proposal, proposal.runners_up, is_done)
         except BackendError as error:  # raised again where the draft is asked next: there the loop expects faults
@@ -85,7 +94,7 @@ class Lookahead:
             path = proposal.tokens[: outcome.accepted]
             if outcome.rank == 0:
                 guess = _Branch(self._steps(asked, path, 1))
-                if not self._grow(guess, is_done) or not guess.proposal:
+                if not self._grow(guess, outcome.chance, is_done) or not guess.proposal:
                     return
                 token = guess.proposal.tokens[0]
                 second = guess.proposal.runners_up[0] if guess.proposal.runners_up else None
@@ -95,7 +104,7 @@ class Lookahead:
                     continue
                 token = other[0]
             branch = self._branches[(*path, token)] = _Branch(self._steps(asked, [*path, token], asked.k))
-            if not self._grow(branch, is_done):
+            if not self._grow(branch, outcome.chance, is_done):
                 return
 
     def _chances(
@@ -116,10 +125,10 @@ class Lookahead:
         )
         return self._owner.steps(ahead, k)
 
-    def _grow(self, branch: _Branch, is_done: Callable[[], bool]) -> bool:
-        """Run its passes to the end, or until the target is done; whether it is complete."""
+    def _grow(self, branch: _Branch, chance: float, is_done: Callable[[], bool]) -> bool:
+        """Run its passes to the end, or until the target is done or would have to wait; whether it is complete."""
         while branch.proposal is None:
-            if is_done():
+            if is_done() or not is_worth_starting(chance, self._usual_pass_s, self._left_s()):
                 return False
             started = self._clock()
             try:
@@ -127,14 +136,24 @@ class Lookahead:
             except StopIteration as end:
                 branch.proposal = end.value
             branch.n_passes += 1
+            took_s = self._clock() - started
+            self._usual_pass_s += (took_s - self._usual_pass_s) * (PACE if self._usual_pass_s else 1)
             self._passes += 1
-            self._passes_s += self._clock() - started
+            self._passes_s += took_s
             if self._trace:
-                self._trace.span("draft", "ahead", started, self._clock())
+                self._trace.span("draft", "ahead", started, started + took_s)
         return True
+
+    def _left_s(self) -> float:
+        """Until the target is done, by what such calls usually take; unlimited before one was seen."""
+        usual = self._usual_target_s.get(self._width)
+        return math.inf if usual is None else usual - (self._clock() - self._started_s)
 
     def late(self, ready_s: float) -> None:
         """The target was done at `ready_s`; now the draft's pass in flight is, too."""
+        took_s = ready_s - self._started_s
+        usual_s = self._usual_target_s.get(self._width, took_s)
+        self._usual_target_s[self._width] = usual_s + PACE * (took_s - usual_s)
         self._late_s += max(0.0, self._clock() - ready_s)
 
     def take(self, asked: Propose) -> Proposal | None:

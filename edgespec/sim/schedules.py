@@ -1,8 +1,9 @@
 """Rounds of the serial and the overlapped schedule on two simulated devices: by expectation, and by events.
 
 The overlapped rounds follow `edgespec.engine.lookahead`: while the target verifies, the draft prepares a continuation
-for the outcomes of `rank_outcomes` in turn, each as long as a proposal, and stops after the step in flight at the
-verdict. `predict` takes expectations, `simulate` draws outcomes and jitter from a seed.
+for the outcomes of `rank_outcomes` in turn, each as long as a proposal, until a step would not pay any more or the
+verdict is there; the step in flight is finished. `predict` takes expectations, `simulate` draws outcomes and jitter
+from a seed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from edgespec.engine.ahead import Outcome, rank_outcomes
+from edgespec.engine.ahead import Outcome, is_worth_starting, rank_outcomes
 from edgespec.errors import ConfigError
 from edgespec.sim.scenario import Scenario
 
@@ -178,7 +179,11 @@ def _verify(scenario: Scenario, k: int, outcomes: Sequence[Outcome], jitter: Jit
     """The target verifies k + 1 rows while the draft prepares; each slows the other down while both are busy."""
     left_s = scenario.verify_s(k + 1) * jitter(scenario.target_jitter)
     elapsed_s, done, steps = 0.0, dict[tuple[int, int], int](), list[float]()
+    usual_s = scenario.verify_s(k + 1) * scenario.target_slowdown  # what both expect of each other
+    pass_s = scenario.draft_s * scenario.draft_slowdown
     for outcome, n_ready in _steps_ahead(outcomes, k):
+        if not is_worth_starting(outcome.chance, pass_s, usual_s - elapsed_s):
+            break
         alone_s = scenario.draft_s * jitter(scenario.draft_jitter)
         beside_s = alone_s * scenario.draft_slowdown
         progress_s = beside_s / scenario.target_slowdown  # what the target gets done in the meantime

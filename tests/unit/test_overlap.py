@@ -155,7 +155,10 @@ def test_tinydraft_with_a_reduced_vocabulary(vocabulary: Any) -> None:
         expected = world().run([1, 2, 3], params, k=4)
         other = world()
         outcome = other.run(
-            [1, 2, 3], params, k=4, schedule=partial(run_overlapped, drafters=[other.drafter], start_worker=Lazy)
+            [1, 2, 3],
+            params,
+            k=4,
+            schedule=partial(run_overlapped, drafters=[other.drafter], start_worker=Lazy, clock=FakeClock()),
         )
         assert rounds(outcome) == rounds(expected)
         assert outcome.tokens == expected.tokens
@@ -215,6 +218,7 @@ def test_a_hit_saves_drafting_and_a_miss_costs_a_pass_at_most() -> None:
     assert {r.hit for r in records} == {True, False, None}
     assert records[0].hit is None
     assert all(r.late_s <= 0.07 + 1e-9 for r in records)
+    assert all(r.late_s < 1e-9 for r in records[1:] if r.drafted == 4)  # once the target's time is known, it rests
     assert all(r.ahead <= 15 for r in records)  # of 0.07 s each, beside one second
     assert all(r.ahead_s == pytest.approx(0.07 * r.ahead) for r in records)
     summary = outcome.stats.overlap()
@@ -284,7 +288,7 @@ def test_a_fault_while_preparing_counts_where_the_draft_is_asked_next() -> None:
     for strict in (False, True):
         target = TableModel(16, seed=11)
         drafter = Failing(draft_model("noisy", target), 16, ahead=True)
-        schedule = partial(run_overlapped, drafters=[drafter], start_worker=Lazy)
+        schedule = partial(run_overlapped, drafters=[drafter], start_worker=Lazy, clock=FakeClock())
         if strict:
             with pytest.raises(BackendError, match="the draft's device is gone"):
                 run(target, [drafter], [1, 2], GREEDY, schedule=schedule, strict=True)

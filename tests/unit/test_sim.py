@@ -74,6 +74,8 @@ def test_overlap_by_hand() -> None:
     assert predict(sure, 2, "overlapped").round_s == pytest.approx(1.0)
     tight = Scenario.flat(1.0, 0.4, 1.0)  # three steps end at 1.2, the third of them 0.2 after the verdict
     assert predict(tight, 2, "overlapped").round_s == pytest.approx(1.2)
+    rare = Scenario.flat(1.0, 0.4, 0.3, runner_up=1.0)  # outcome (0, second choice) at 0.4, the next would end at 1.2
+    assert predict(rare, 1, "overlapped").round_s == pytest.approx(1.0 + 0.4 * (1 - 0.7))
     slow = Scenario.flat(1.0, 0.4, 1.0, target_slowdown=1.5, draft_slowdown=2.0)
     # Steps of 0.8 give the target 0.533 each: the verdict comes at 1.5, the step in flight needs 0.125 * 0.4 more.
     assert predict(slow, 2, "overlapped").round_s == pytest.approx(1.5 + 0.05 + 0.4)
