@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 __all__ = ["Acceptance", "Calibration"]
 
-DECAY = 0.93  # of what is known about a position with every new judgement there: about the last 14 count
-TRUST = 3.0  # judgements that the prior of the first position is worth
+DECAY = 0.95  # of what is known about a position with every new judgement there: about the last 20 count
+TRUST = 2.0  # judgements that the prior of the first position is worth
 TRUST_NEXT = 1.5  # the same for later positions, whose prior is the estimate of the one before
 FADE_ROUND = 0.995  # of everything with every round of any source: old evidence gives way to a source's own hints
 FADE_REQUEST = 0.5  # another text is another source of errors

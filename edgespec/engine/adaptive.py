@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from edgespec.engine.acceptance import FADE_REQUEST, FADE_ROUND, Acceptance, Calibration
 from edgespec.engine.controller import Controller
-from edgespec.engine.costs import CostTable
+from edgespec.engine.costs import KEPT, CostTable
 from edgespec.engine.ledger import Ledger
 from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, RoundRecord
 
@@ -25,6 +25,7 @@ MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
 GUESS_PRIOR = 0.25  # of the free guess in a row that exact mode runs anyway
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
 FEW, SOON, LATE = 3, 8, 128  # a source tried fewer than 3 times gets a try 8 rounds after the last, another 128
+OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cost was seen seldom and then
 AMORTISED = 64  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
@@ -60,6 +61,7 @@ class Learned:
     rest: dict[Key, _Rest] = field(default_factory=dict)
     tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
     rounds: int = 0
+    last_plain: int = 0  # the round that was plain last
 
     def begin_request(self) -> None:
         """Another text: old evidence counts less, and whoever sits out may be tried again."""
@@ -142,8 +144,8 @@ class AdaptiveController(Controller):
         if n_pending > 1:
             return self._none("prompt", "the prompt's last rows come first")
         seconds = self.memory.costs.target_s(self._width(1), self._n_tokens)
-        if seconds is None:
-            return self._none("measuring", "the cost of a plain step is not known yet")
+        if seconds is None or self._wants_plain():
+            return self._none("measuring", "the cost of a plain step is measured")
         guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
         self._plain = plain = _Plain(seconds + self.memory.costs.host_s, 1.0 + guess)
         bids = [bid for drafter, offer in offers for bid in self._bids(drafter, offer, room, plain)]
@@ -158,6 +160,13 @@ class AdaptiveController(Controller):
         self._set_stop(context, chosen, plain)
         self._chosen[chosen.key[0], chosen.k] += 1
         return chosen.drafter, chosen.k
+
+    def _wants_plain(self) -> bool:
+        """Whether a plain step is due: without a fresh figure of its cost nothing says what drafting loses."""
+        n_seen = self.memory.costs.samples(self._width(1))
+        if n_seen < FEW:
+            return True
+        return self.memory.rounds - self.memory.last_plain >= (OFTEN if n_seen < KEPT else SELDOM)
 
     def _begin(self, context: DraftContext) -> None:
         self._bid, self._plain, self.min_survival = None, None, 0.0
@@ -191,7 +200,7 @@ class AdaptiveController(Controller):
             if k < self.min_k:
                 continue
             rows = self._width(1 + k)
-            call_s = memory.costs.target_s(rows, self._n_tokens) or 0.0
+            call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
             draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
             seconds = call_s + memory.costs.host_s + draft_s + catch_up_s / max(1, min(AMORTISED, room))
             at_risk_s = max(0.0, call_s - base_s) + draft_s + (plain.tokens - 1.0) * plain.token_s
@@ -279,6 +288,8 @@ class AdaptiveController(Controller):
     def update(self, record: RoundRecord) -> None:
         memory, bid = self.memory, self._bid
         memory.rounds += 1
+        if not record.asked_k:
+            memory.last_plain = memory.rounds
         if memory.rounds % FADE_EVERY == 0:
             for entry in memory.acceptance.values():
                 entry.fade(FADE_ROUND**FADE_EVERY)
@@ -315,10 +326,11 @@ class AdaptiveController(Controller):
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
             self._rest(bid).wait = FIRST_REST
-        call_s = memory.costs.target_s(record.n_rows, self._n_tokens) or 0.0
+        call_s = memory.costs.target_s(record.n_rows, self._n_tokens, self._width(1)) or 0.0
         lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
         count = record.n_rows - self._width(1) + bid.passes
-        memory.ledger.settle(record.emitted, record.emitted - lasted_s / plain.token_s, count)
+        gained = record.emitted - lasted_s / plain.token_s
+        memory.ledger.settle(record.emitted, gained if accepted else min(gained, 0.0), count)
 
     # --- what it says -------------------------------------------------------------------------------------------------
 

@@ -7,16 +7,16 @@ larger one does; beyond the largest, as much again for every row as its own aver
 from __future__ import annotations
 
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
+__all__ = ["KEPT", "CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
 
 FIRST_GUESS = 0.25  # of a plain step: an extra row, or a draft run, before either was seen
 KEPT = 31  # samples of which the median is taken
-SETTLED = 8  # samples that a profile's figure counts for, and after which the shortest call is the yardstick
+SEEDS = 8, 4  # samples that a profile's figure counts for, and a guess from other row counts
 PACE, MOST_CHANGE = 0.25, 1.25  # how fast the table follows a machine that slows down or a context that grows
 HOST_PACE = 0.1
 
@@ -143,10 +143,6 @@ class _Running:
         samples.append(value)
         self.medians[key] = statistics.median(samples)
 
-    def count(self, key: int) -> int:
-        """Samples of `key` so far."""
-        return len(self._samples.get(key, ()))
-
 
 class CostTable:
     """Costs as this process has seen them, on top of `measured` where a profile is there; outlives requests.
@@ -160,6 +156,7 @@ class CostTable:
         self.pace = 1.0
         self.host_s = measured.host_s if measured else 0.0
         self._rows = _Running()
+        self._seen: Counter[int] = Counter()
         self._drafts: dict[str, _Running] = {}
         self._catch_up: dict[str, float] = {}
 
@@ -167,9 +164,15 @@ class CostTable:
         """Whether a call of so many rows was measured here or in the profile."""
         return n_rows in self._rows.medians or self.measured is not None
 
-    def target_s(self, n_rows: int, n_past: int) -> float | None:
-        """A target call; None while nothing at all is known."""
+    def samples(self, n_rows: int) -> int:
+        """How often a call of so many rows was seen, a profile's figure counting for several."""
+        return self._seen[n_rows] + (SEEDS[0] if self.measured is not None else 0)
+
+    def target_s(self, n_rows: int, n_past: int, least: int = 1) -> float | None:
+        """A target call; None while nothing at all is known. No less than one of `least` rows, whatever noise says."""
         base = self._base(n_rows, n_past)
+        if base is not None and least < n_rows:
+            base = max(base, self._base(least, n_past) or 0.0)
         return None if base is None else base * self.pace
 
     def _base(self, n_rows: int, n_past: int) -> float | None:
@@ -196,12 +199,13 @@ class CostTable:
         base = self._base(n_rows, n_past) if self.knows(n_rows) else None
         if base:
             self.pace *= min(max(seconds / (base * self.pace), 1 / MOST_CHANGE), MOST_CHANGE) ** PACE
-        n_seen = self._rows.count(n_rows)
-        if n_seen == 0 and self.measured is not None and base:
-            for _ in range(SETTLED):
-                self._rows.add(n_rows, base)
-        elif n_seen >= SETTLED and n_rows == min(self._rows.medians):
+        self._seen[n_rows] += 1
+        is_settled = self.measured is not None or self._seen[n_rows] > KEPT
+        if is_settled and n_rows == min(self._seen):
             return  # the yardstick: what changes with it is the pace
+        if self._seen[n_rows] == 1 and (guess := self._base(n_rows, n_past)):
+            for _ in range(SEEDS[self.measured is None]):
+                self._rows.add(n_rows, guess)
         self._rows.add(n_rows, seconds / self.pace)
 
     def learn_host(self, seconds: float) -> None:

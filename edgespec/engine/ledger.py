@@ -12,7 +12,7 @@ from __future__ import annotations
 __all__ = ["Ledger"]
 
 OPEN_STEPS, MOST_STEPS = 2.0, 4.0
-OPEN_COUNT, MOST_COUNT = 8.0, 64.0
+OPEN_COUNT, MOST_COUNT = 8.0, 32.0
 TRICKLE = 0.01  # of both, with every emitted token
 
 

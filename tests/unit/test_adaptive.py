@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from adaptive_world import PLAIN_S, KnowingDrafter, World, avoids_ngrams, make_world
@@ -60,6 +61,37 @@ def test_a_draft_that_turns_useless_is_dropped_in_time(row_s: float, step_s: flo
                 tokens += record.emitted
             done += record.emitted
         assert seconds <= 1.03 * tokens * PLAIN_S
+
+
+@pytest.mark.parametrize(("row_s", "step_s"), COSTS[:4])
+@pytest.mark.parametrize("turn", [0, 200])
+def test_the_bound_holds_where_times_jitter(row_s: float, step_s: float, turn: int) -> None:
+    """A plain step whose one slow sample was taken for its cost made every failing round look like a gain: 1.37x."""
+    for seed in range(3):
+        world, n = make_world(row_s), 400
+        world.target.jitter, world.target._random = 0.4, random.Random(seed)
+        draft = KnowingDrafter(world.truth(n), lambda at: at < turn, step_s)
+        outcome = world.run([draft], n)
+        _, seconds = bill(outcome, world, step_s, since=turn)
+        tokens, done = 0, 0
+        for record in outcome.stats.records:
+            tokens += record.emitted if done >= turn else 0
+            done += record.emitted
+        assert seconds <= 1.03 * tokens * PLAIN_S
+
+
+@pytest.mark.parametrize("exact", [ExactRows(2, 64, 1), ExactRows(2, 64, 2), ExactRows(4, 64, 4)])
+def test_the_bound_holds_against_plain_decoding_with_exact_rows(exact: ExactRows) -> None:
+    """There a plain step has free guesses, which a useless draft takes the place of."""
+    for row_s, step_s in COSTS[:3]:
+        plain, world, n = make_world(row_s), make_world(row_s), 300
+        plain.run([], n, exact=exact)
+        draft = KnowingDrafter(world.truth(n), lambda _: False, step_s)
+        outcome = world.run([draft], n, exact=exact)
+        extra = sum(r.n_rows - exact.width(1) + r.asked_k for r in outcome.stats.records[1:])
+        assert draft.asked
+        assert extra <= 0.05 * 200 + 0.01 * (n - 200)
+        assert world.target.cost_s + draft.cost_s <= 1.03 * plain.target.cost_s
 
 
 def test_good_drafts_are_used_at_their_best_length() -> None:
