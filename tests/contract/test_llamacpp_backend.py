@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,16 @@ import pytest
 from llama_models import WINDOW, write_recurrent, write_windowed
 
 from edgespec.backends import load_model
-from edgespec.errors import BackendError, CacheError, ConfigError, FormatError, IncompatibleError, NumericsError
+from edgespec.errors import (
+    BackendError,
+    CacheError,
+    ConfigError,
+    EdgeSpecError,
+    FormatError,
+    IncompatibleError,
+    NumericsError,
+)
+from edgespec.testing import gguf_models
 from edgespec.testing.gguf_models import write_gguf
 from edgespec.testing.tiny import TinySpec, tiny_logits, tiny_weights
 from edgespec.types import Forward
@@ -257,6 +270,61 @@ def test_broken_weights_are_an_error_and_the_cache_stays_right(tmp_path: Path) -
     np.testing.assert_allclose(session.forward([4, 5]).logits, good[3:], atol=1e-4)
 
 
+def test_a_batch_with_broken_weights_changes_no_session(tmp_path: Path) -> None:
+    """Sessions before the broken one counted their tokens, those after it kept them in the cache uncounted."""
+    weights = tiny_weights(SPEC)
+    weights["embed"][7] = np.nan
+    model = load(write_gguf(tmp_path / "nan.gguf", SPEC, weights=weights), sequences="3", **FLOATS)
+    sessions = [model.open_session() for _ in range(3)]
+    for session in sessions:
+        session.forward([1, 2, 3])
+    with pytest.raises(NumericsError):
+        model.forward_batch([Forward(session, [token]) for session, token in zip(sessions, (4, 7, 6), strict=True)])
+    good = tiny_logits(SPEC, [1, 2, 3, 5])
+    for session in sessions:
+        assert session.n_past == 3
+        np.testing.assert_allclose(session.forward([5]).logits, good[3:], atol=1e-4)
+
+
+@pytest.mark.parametrize("write", [write_gguf, write_recurrent], ids=["attention", "recurrent"])
+def test_an_interrupted_pass_leaves_no_token_uncounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], Path]
+) -> None:
+    """Ctrl-C between llama.cpp's pass and its logits: the next call met tokens that nobody had counted."""
+    model = load(write(tmp_path / "tiny.gguf"))
+    session = model.open_session()
+    session.forward([1, 2, 3])
+    with monkeypatch.context() as patch:
+        patch.setattr(model._weights.llama, "llama_get_logits_ith", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward([4])
+    assert session.n_past == 3
+    if write is write_recurrent:  # its state cannot go back, which is said instead of going on from a wrong one
+        with pytest.raises(CacheError, match="cannot take back 1 of 4"):
+            session.forward([5])
+        session.keep(0)
+        session.forward([1, 2, 3])
+    np.testing.assert_array_equal(session.forward([5]).logits[0], _after(model, [1, 2, 3], [5]))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _after(model, past: list[int], tokens: list[int]) -> np.ndarray:
+    session = model.open_session()
+    session.forward(past)
+    return session.forward(tokens).logits[-1].copy()
+
+
+def test_a_reason_of_several_lines_becomes_one() -> None:
+    from edgespec.backends.llamacpp.library import _plain
+
+    assert _plain("decode: error: positions differ:\n - the last is 3\n - the first is 3.") == (
+        "positions differ: - the last is 3 - the first is 3"
+    )
+
+
 def test_a_tokenizer_that_is_read_differently_is_an_error_naming_the_text(tmp_path: Path) -> None:
     from edgespec.backends.llamacpp.library import library
     from edgespec.backends.llamacpp.vocabulary import check_tokenizer
@@ -318,3 +386,26 @@ def test_nothing_is_printed(gguf: Path, capfd: pytest.CaptureFixture[str]) -> No
     model.open_session().forward([1, 2])
     model.close()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31])
+def test_a_context_length_that_cannot_be_is_the_files_fault(tmp_path: Path, length: int) -> None:
+    """0 and 2**31 became "the context holds -2147483648 tokens, so use 1 to -2147483649"."""
+    path = write_gguf(tmp_path / "tiny.gguf", replace(SPEC, n_ctx=length))
+    with pytest.raises(FormatError, match=rf"tiny.gguf: llama.context_length is {length}, possible are 2\.\."):
+        load(path)
+
+
+def test_a_file_without_a_tokenizer_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a failure of llama.cpp, with exit code 1."""
+    monkeypatch.setattr(gguf_models, "add_vocabulary", lambda *_: None)
+    with pytest.raises(EdgeSpecError, match="tokenizer") as caught:
+        load(write_gguf(tmp_path / "tiny.gguf", SPEC))
+    assert not isinstance(caught.value, BackendError)
+
+
+def test_python_exits_without_a_warning(gguf: Path) -> None:
+    """llama_cpp leaves two files open, which `python -X dev` tells of at exit."""
+    code = f"from edgespec.backends import load_model; load_model({str(gguf)!r}, device='llamacpp:cpu')"
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -122,21 +122,22 @@ class Context:
                 f"{needed} to {keep - 1} are needed: its sliding window has moved on."
             )
 
+    def undo(self, work: Work) -> None:
+        """Take back what a stopped `run` put into the cache; raises CacheError as `remove` does."""
+        with self._lock:
+            n_held = int(self._llama.llama_memory_seq_pos_max(self._memory, work.sequence)) + 1
+            self.remove(work.sequence, n_held, work.start)
+
     def run(self, works: Sequence[Work]) -> float:
         """Run the tokens of every work, in as few passes as fit; seconds in llama.cpp.
 
-        Raises BackendError with the caches as they were.
+        Raises BackendError. Where anything stops it, some of the tokens are in the caches: see `undo`.
         """
         with self._lock:
             queue = [(work, 0) for work in works]
             run_s = 0.0
-            try:
-                while queue:
-                    run_s += self._pass(queue)
-            except BackendError:
-                for work in works:
-                    self._llama.llama_memory_seq_rm(self._memory, work.sequence, work.start, -1)
-                raise
+            while queue:
+                run_s += self._pass(queue)
             return run_s
 
     def _pass(self, queue: list[tuple[Work, int]]) -> float:

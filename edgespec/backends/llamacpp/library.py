@@ -5,6 +5,7 @@ The log is one for the process, as llama.cpp has it. Knows no models.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import re
@@ -45,9 +46,20 @@ def library() -> Any:
         raise MissingDependencyError(f"running a GGUF file in llama.cpp needs llama-cpp-python: {INSTALL}") from error
     except (OSError, RuntimeError) as error:  # the package is there and its compiled part does not load
         raise MissingDependencyError(f"llama-cpp-python is installed but does not load ({error}): {INSTALL}") from error
+    _close_at_exit()
     llama_cpp.llama_log_set(_callback(llama_cpp), ctypes.c_void_p(None))
     llama_cpp.llama_backend_init()
     return llama_cpp
+
+
+def _close_at_exit() -> None:
+    """llama_cpp opens two files on import that it never closes, which Python warns of as it exits."""
+    from llama_cpp import _utils
+
+    for name in ("outnull_file", "errnull_file"):
+        file = getattr(_utils, name, None)
+        if file is not None:
+            atexit.register(file.close)
 
 
 def version() -> str:
@@ -96,8 +108,8 @@ def why() -> str:
 
 
 def _plain(line: str) -> str:
-    """A log line without the function that wrote it."""
-    return re.sub(r"^\w+: (?:error: |error loading model: )?", "", line).rstrip(".")
+    """A log line without the function that wrote it; where llama.cpp breaks it into several, they become one."""
+    return re.sub(r"^\w+: (?:error: |error loading model: )?", "", " ".join(line.split())).rstrip(".")
 
 
 @functools.cache

@@ -25,11 +25,11 @@ from edgespec.backends.base import (
 )
 from edgespec.backends.llamacpp.context import MOST_ROWS, Context, Weights, Work
 from edgespec.backends.llamacpp.library import clear_log, library, version, why
-from edgespec.backends.llamacpp.settings import FLASH, KV_TYPES, Settings, find_devices, read_settings
+from edgespec.backends.llamacpp.settings import FLASH, KV_TYPES, MOST_SEQUENCES, Settings, find_devices, read_settings
 from edgespec.backends.llamacpp.vocabulary import check_tokenizer
 from edgespec.cpu import default_threads
 from edgespec.devices import Device
-from edgespec.errors import BackendError, CacheError, ConfigError, NumericsError
+from edgespec.errors import BackendError, CacheError, ConfigError, FormatError
 from edgespec.gguf import GGUFFile
 from edgespec.text import Tokenizer
 from edgespec.types import FloatArray, Forward, ModelInfo, Rows
@@ -38,6 +38,7 @@ __all__ = ["DEFAULT_CONTEXT", "LlamaModel", "LlamaSession", "load"]
 
 # llama.cpp allocates a context's whole cache when it is opened, and models of today name contexts of 128k and more.
 DEFAULT_CONTEXT = 8192
+MOST_CONTEXT = 2**31 // MOST_SEQUENCES - 1  # llama.cpp counts the tokens of all sequences of a context in 32 bits
 
 
 class LlamaModel:
@@ -83,7 +84,8 @@ class LlamaModel:
         """Several sequences' tokens, in one pass where they share a context (the setting `sequences`).
 
         Each request is of another session of this model. The rows of one sequence share kernels with the others', so
-        they are right to rounding, not bit for bit those of `Session.forward`. Changes nothing where one is refused.
+        they are right to rounding, not bit for bit those of `Session.forward`. Changes nothing where one is refused
+        or fails.
         """
         sessions: list[LlamaSession] = []
         for request in requests:
@@ -97,11 +99,7 @@ class LlamaModel:
             session._check(request.tokens, request.parents, request.logits_rows, request.taps)
             for session, request in zip(sessions, requests, strict=True)
         ]
-        seconds: dict[int, float] = {}
-        for context in dict.fromkeys(call.session.context for call in calls):
-            works = [call.work for call in calls if call.session.context is context]
-            seconds[id(context)] = context.run(works)
-        return [call.finish(seconds[id(call.session.context)]) for call in calls]
+        return _run(calls)
 
     def close(self) -> None:
         """Drop the weights; they are freed when the last open session is closed too."""
@@ -143,18 +141,29 @@ class _Call:
         self._wanted = sorted(set(rows))
         self.work = Work(session.sequence, session.n_past, list(tokens), self._wanted, out[: len(self._wanted)])
 
-    def finish(self, run_s: float) -> Rows:
-        """The tokens are in the cache: count them, judge the logits and put them in the order asked for."""
+    def judge(self) -> FloatArray:
+        """The logits in the order asked for; raises NumericsError where they are no numbers."""
         logits, session = self.work.out, self.session
         if self.rows != self._wanted:
             logits = logits[[self._wanted.index(row) for row in self.rows]]
-        try:
-            check_finite(session.model.info.name, logits, session.n_past, self.rows)
-        except NumericsError:  # the tokens are not counted, so they may not stay
-            session.context.remove(session.sequence, session.n_past + len(self.work.tokens), session.n_past)
-            raise
-        session._grow(len(self.work.tokens))
-        return Rows(logits, run_s=run_s)
+        check_finite(session.model.info.name, logits, session.n_past, self.rows)
+        return logits
+
+
+def _run(calls: Sequence[_Call]) -> list[Rows]:
+    """Run checked calls, context by context; no session changes where one of them fails or is interrupted."""
+    seconds: dict[Context, float] = {}
+    try:
+        for context in dict.fromkeys(call.session.context for call in calls):
+            seconds[context] = context.run([call.work for call in calls if call.session.context is context])
+        logits = [call.judge() for call in calls]
+    except BaseException:  # Ctrl-C too: tokens that are not counted may not stay
+        for call in calls:
+            call.session._undo(call.work)
+        raise
+    for call in calls:
+        call.session._grow(len(call.work.tokens))
+    return [Rows(out, run_s=seconds[call.session.context]) for out, call in zip(logits, calls, strict=True)]
 
 
 class LlamaSession:
@@ -181,8 +190,7 @@ class LlamaSession:
         taps: Sequence[str] = (),
     ) -> Rows:
         """Run `tokens` on top of the cache; see `edgespec.types.Session`."""
-        call = self._check(tokens, parents, logits_rows, taps)
-        return call.finish(self.context.run([call.work]))
+        return _run([self._check(tokens, parents, logits_rows, taps)])[0]
 
     def keep(self, n_past: int, path: Sequence[int] | None = None) -> None:
         """Forget all but the first `n_past` tokens; see `edgespec.types.Session`.
@@ -205,6 +213,12 @@ class LlamaSession:
     def close(self) -> None:
         self._release()
         self._n_past = self._n_last = 0
+
+    def _undo(self, work: Work) -> None:
+        try:
+            self.context.undo(work)
+        except CacheError as error:  # a recurrent state has no way back; the failure is what the caller hears of
+            self._lost = error
 
     def _grow(self, n_tokens: int) -> None:
         self._n_past += n_tokens
@@ -274,13 +288,22 @@ def load(
         raise ConfigError(f"{path}: {what} run on ONNX bundles only, not in llama.cpp.")
     settings = read_settings(device_options or {}, place)
     file = GGUFFile.open(path)
+    _check_length(path, file)
     llama = library()
-    weights = _load_weights(path, place, settings, strict_device)
     tokenizer = Tokenizer.load(path)
+    weights = _load_weights(path, place, settings, strict_device)
     label = name or str(file.metadata.get("general.name") or path.stem)
     check_tokenizer(llama, weights.vocab, tokenizer, label)
     info = _info(weights, file, place, settings, tokenizer, label, n_ctx)
     return LlamaModel(weights, info, tokenizer, settings, threads or default_threads(), _file_key(file))
+
+
+def _check_length(path: Path, file: GGUFFile) -> None:
+    """llama.cpp takes any context length for good, as a 32-bit number."""
+    key = f"{file.metadata.get('general.architecture')}.context_length"
+    length = file.metadata.get(key)
+    if isinstance(length, int) and not 2 <= length <= MOST_CONTEXT:
+        raise FormatError(f"{path}: {key} is {length}, possible are 2..{MOST_CONTEXT}: convert the model again.")
 
 
 def _load_weights(path: Path, place: Device, settings: Settings, strict: bool) -> Weights:
