@@ -95,6 +95,7 @@ _STATIC_TYPES: dict[str, tuple[type, ...]] = {
     "mask": (float, int),
     "contexts": (dict,),
 }
+_STATIC_DTYPES = ("fp16", "w8a16")
 _CONTEXT_KEYS = {"compiler", "graphs", "n_nodes"}
 _POSITIVE = ("n_vocab", "n_ctx", "n_layers", "n_embd", "n_heads", "n_kv_heads", "head_dim")
 
@@ -305,7 +306,7 @@ def _check_static(path: Path, static: dict[str, Any]) -> None:
         _check_type(path, key, static[key], kinds)
     widths = static["widths"]
     is_right = bool(widths) and all(type(width) is int and width >= 1 for width in widths)
-    is_right = is_right and widths == sorted(set(widths)) and static["mask"] < 0
+    is_right = is_right and widths == sorted(set(widths)) and static["mask"] < 0 and static["dtype"] in _STATIC_DTYPES
     for entry in static["contexts"].values():
         is_right = is_right and isinstance(entry, dict) and set(entry) == _CONTEXT_KEYS
         is_right = (

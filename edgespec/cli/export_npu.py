@@ -17,7 +17,7 @@ NPU_OPTIONS = ("soc", "widths", "dtype", "calibration")
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if value else ()
+    return () if value is None else tuple(part.strip() for part in value.split(","))
 
 
 def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:

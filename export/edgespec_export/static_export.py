@@ -24,6 +24,7 @@ from edgespec_export.config import ModelConfig, check_shapes
 from edgespec_export.draft_graphs import N_EXTRA, DraftMatrices
 from edgespec_export.drafts import check_target, draft_config, draft_info, write_texts
 from edgespec_export.exporter import KeptWeights, Progress, adapted, need_onnx, target_info, write_tokenizer
+from edgespec_export.graph import check_options
 from edgespec_export.matrices import Matrices
 from edgespec_export.options import ExportOptions
 from edgespec_export.parity import CheckOptions
@@ -82,7 +83,8 @@ def export_static(
     check_shapes(opened.config, opened.shapes)
     graph_options = options.graph_options(opened.config.n_ctx)
     config = adapted(opened.config, graph_options)
-    _check_window(config)
+    check_options(config, graph_options)
+    _check_fit(config, options)
     weights = KeptWeights(opened, options.keep_layers)
     with new_folder(Path(out), force=force) as folder:
         tokenizer = write_tokenizer(folder, opened, config)
@@ -125,6 +127,7 @@ def export_static_draft(
     _check_draft(draft, options)
     graph_options = options.graph_options(target.info.n_ctx)
     config = adapted(draft_config(draft, target), graph_options)
+    _check_fit(config, options)
     host = TargetTables.read(target)
     if not host.is_tied:
         raise ExportRefusedError(
@@ -173,7 +176,13 @@ def _check_draft(draft: ZooDraft, options: StaticOptions) -> None:
         raise ConfigError("taps and kept layers are for targets; a draft is exported whole and gives no features.")
 
 
-def _check_window(config: ModelConfig) -> None:
+def _check_fit(config: ModelConfig, options: StaticOptions) -> None:
+    """Raise where the context is too short for the widest graph, or too long for the model's window."""
+    if config.n_ctx < options.widths[-1]:
+        raise ConfigError(
+            f"the widest graph has {options.widths[-1]} rows and {config.name} a context of {config.n_ctx}: give "
+            "narrower --widths."
+        )
     window = config.sliding_window
     if window is not None and window < config.n_ctx:
         raise ExportRefusedError(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib import util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -128,6 +129,17 @@ def test_cpu_takes_all_nodes_and_no_options(tmp_path: Path) -> None:
         create_runtime(tmp_path / "g.onnx", cpu, 1, options={"use_arena": "0"})
 
 
+def test_an_onnxruntime_that_does_not_load_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an uninstall leaves behind was an internal error, a library that is not found \"pip install\"."""
+    from edgespec.backends.onnx.providers import import_onnxruntime
+
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    with pytest.raises(
+        BackendError, match=r"onnxruntime is installed, but does not load .*InferenceSession.*install it"
+    ):
+        import_onnxruntime()
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -135,6 +147,7 @@ def test_cpu_takes_all_nodes_and_no_options(tmp_path: Path) -> None:
         ("openvino:npu", r"device 'openvino:npu' needs .*pip install 'edgespec\[openvino\]'"),
         ("webgpu:0", r"pip install 'edgespec\[webgpu\]'"),
         ("qnn:htp", r"pip install 'edgespec\[qnn\]'"),
+        ("npu:1", r"that numbers its devices \(or write npu\), and none is installed. Known: openvino"),
         ("npu", r"none is installed. Known: qnn \(pip install 'edgespec\[qnn\]'\), coreml"),
     ],
 )

@@ -26,7 +26,7 @@ from edgespec.backends import load_model
 from edgespec.backends.onnx.socs import SOCS, find_soc
 from edgespec.bundle import Bundle, write_bundle
 from edgespec.cli import main
-from edgespec.errors import BundleError, ConfigError, ExportRefusedError
+from edgespec.errors import BundleError, ConfigError, ExportRefusedError, IncompatibleError
 
 TOKENS = np.random.default_rng(4).integers(0, 256, 40).tolist()
 
@@ -177,6 +177,9 @@ def test_other_drafts_and_windows_are_refused(tmp_path: Path) -> None:
     window = write_hf(tmp_path / "window", tiny_config("mistral-window"))
     with pytest.raises(ExportRefusedError, match="window of 8 tokens and the graphs would have a context of 16"):
         export_static(window, tmp_path / "npu", StaticOptions(n_ctx=16))
+    short = write_hf(tmp_path / "short", tiny_config("llama", n_ctx=4))
+    with pytest.raises(ConfigError, match="widest graph has 8 rows and short a context of 4"):
+        export_static(short, tmp_path / "npu")
     assert not (tmp_path / "npu").exists()
 
 
@@ -189,7 +192,8 @@ def test_other_drafts_and_windows_are_refused(tmp_path: Path) -> None:
     ({"dtype": "int4"}, "dtype is int4"),
     ({"dtype": "w8a16"}, "--calibration"),
     ({"calibration": Path("x")}, "drop --calibration"),
-    ({"socs": ("sm8650", "sm8650")}, "name one twice"),
+    ({"socs": ("sm8650", "SM8650")}, "name one twice"),
+    ({"socs": ("",)}, "chip '' is unknown"),
     ({"socs": ("sm9999",)}, r"'sm9999' is unknown: known are .*sm8650 \(Snapdragon 8 Gen 3\)"),
 ])  # fmt: skip
 def test_options_are_refused_by_name(changes: dict[str, object], message: str) -> None:
@@ -208,6 +212,8 @@ def test_chips() -> None:
     (["--widths", "1,4"], "--widths does not go with --flavour cpu"),
     (["--flavour", "npu", "--format", "gguf"], "--flavour npu is of bundles"),
     (["--flavour", "npu", "--widths", "1,x"], "'x' is no number of rows"),
+    (["--flavour", "npu", "--soc", ""], "chip '' is unknown"),
+    (["--flavour", "npu", "--taps", "layer.9"], "tap 'layer.9' is not in the model"),
     (["--flavour", "npu", "--target", "smollm2-135m"], "--target is for trained drafts"),
     (["--flavour", "npu", "--dtype", "w8a16", "--calibration", "nowhere.txt"], "nowhere.txt"),
 ])  # fmt: skip
@@ -241,5 +247,19 @@ def test_damaged_tables_are_refused(folder: Path, tmp_path: Path) -> None:
     write_bundle(other, info)
     with pytest.raises(BundleError, match="no array that numpy can read"):
         load_model(other)
-    with pytest.raises(BundleError, match="widths or compiled contexts are not valid"):
-        write_bundle(other, {**info, "static": {**info["static"], "widths": [4, 1]}})
+    for wrong in ({"widths": [4, 1]}, {"dtype": "int4"}):
+        with pytest.raises(BundleError, match="widths or compiled contexts are not valid"):
+            write_bundle(other, {**info, "static": {**info["static"], **wrong}})
+
+
+def test_every_width_is_compared_with_the_bundle(folder: Path, tmp_path: Path) -> None:
+    """Only the widest was, and another with a cache of its own length died inside the runtime."""
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    fields = json.loads((other / "bundle.json").read_text())
+    shutil.copyfile(other / "width-4.onnx", other / "width-1.onnx")
+    write_bundle(
+        other, {key: value for key, value in fields.items() if key not in ("files", "format", "schema_version")}
+    )
+    session = load_model(other).open_session()
+    with pytest.raises(IncompatibleError, match=r"bundle\.json says"):
+        session.forward([1])

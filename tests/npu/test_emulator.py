@@ -21,7 +21,7 @@ from npu.emulator import blind_logits, own_cache, require_qnn
 from edgespec.backends import load_model
 from edgespec.backends.onnx import contexts
 from edgespec.bundle import Bundle
-from edgespec.errors import BackendError, BundleError
+from edgespec.errors import BackendError, BundleError, ConfigError
 
 pytestmark = [pytest.mark.npu, pytest.mark.usefixtures("emulator")]
 
@@ -115,6 +115,34 @@ def test_graphs_are_compiled_once(source: Path, tmp_path: Path, monkeypatch: pyt
         assert model.info.device == "qnn:htp"
         model.close()
     assert asked == ["compile", "load"]
+
+
+@pytest.mark.parametrize("damage", ["empty", "other", "no binary", "short binary"])
+def test_a_damaged_cache_is_made_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Half of a file, after a full disk or a tidy user, was an internal error on every later run."""
+    folder = export_static(source, tmp_path / "bundle", StaticOptions(widths=(1,), n_ctx=24))
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
+    load_model(folder, device="qnn:htp", threads=1).close()
+    (kept,) = (tmp_path / "home" / "contexts").glob("device-*")
+    (binary,) = kept.glob("*.bin")
+    if damage == "no binary":
+        binary.unlink()
+    elif damage == "short binary":
+        binary.write_bytes(binary.read_bytes()[:1000])
+    else:
+        (kept / contexts.RESULT).write_text({"empty": "", "other": "{}"}[damage])
+    load_model(folder, device="qnn:htp", threads=1, strict_device=True).close()
+
+
+def test_options_of_the_device_that_cannot_be_are_named(source: Path, tmp_path: Path) -> None:
+    folder = export_static(source, tmp_path / "bundle", StaticOptions(widths=(1,), n_ctx=24))
+    with pytest.raises(ConfigError, match="soc=sm8650 and soc_model=1 both name the chip: drop one"):
+        load_model(folder, device="qnn:htp", device_options={"soc": "sm8650", "soc_model": "1"})
+    with pytest.raises(BackendError, match="the device options were backend_path=/nowhere") as caught:
+        load_model(folder, device="qnn:htp", device_options={"backend_path": "/nowhere.so"})
+    assert "--flavour npu" not in str(caught.value)  # it is such a bundle
 
 
 @pytest.mark.parametrize(("code", "message"), [

@@ -90,15 +90,32 @@ def compiled(bundle: Bundle, place: Place, soc: Soc | None) -> Contexts:
     key = json.dumps([hashes, sorted(options.items()), compiler(), widths])
     chip = soc.name if soc else "device"
     folder = cache_dir() / "contexts" / f"{chip}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not (folder / RESULT).is_file():
+    names = {width: _name(width, chip) for width in widths}
+    kept = _kept(folder, names)
+    if kept is None:
         with lock(folder.parent / "lock", None):
-            if not (folder / RESULT).is_file():
+            kept = _kept(folder, names)
+            if kept is None:
                 bundle.verify_hashes()  # the key trusts them, and other bundles come to the same place
-                names = {width: _name(width, chip) for width in widths}
                 is_ours = soc is None or locate(place.device).is_emulated  # code for another chip cannot be tried
                 _compile(bundle, replace(place, options=options), names, folder, is_tried=is_ours)
-    result = json.loads((folder / RESULT).read_bytes())
-    return Contexts(folder, {width: _name(width, chip) for width in widths}, result["compiler"], result["n_nodes"])
+                kept = _kept(folder, names)
+    assert kept is not None
+    return kept
+
+
+def _kept(folder: Path, names: Mapping[int, str]) -> Contexts | None:
+    """What the cache has; None where that is nothing, or damaged: then it is made again."""
+    try:
+        result = json.loads((folder / RESULT).read_bytes())
+        is_whole = _sizes(folder) == result["bytes"] and set(names.values()) <= set(result["bytes"])
+        return Contexts(folder, names, str(result["compiler"]), int(result["n_nodes"])) if is_whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {item.name: item.stat().st_size for item in folder.iterdir() if item.name != RESULT}
 
 
 def _name(width: int, chip: str) -> str:
@@ -114,11 +131,12 @@ def _compile(bundle: Bundle, place: Place, names: Mapping[int, str], folder: Pat
         graphs = [[str(bundle.path(static_graph(width))), name] for width, name in names.items()]
         request = {"device": place.device.name, "options": dict(place.options), "out": str(out)}
         run_child({**request, "task": "compile", "graphs": graphs}, f"the compiler of {compiler()}")
-        result = {**json.loads((out / RESULT).read_bytes()), "compiler": compiler()}
+        result = {**json.loads((out / RESULT).read_bytes()), "compiler": compiler(), "bytes": _sizes(out)}
         if is_tried:
             made = [str(out / name) for name in names.values()]
             run_child({**request, "task": "load", "graphs": made}, f"loading what {compiler()} compiled")
         (out / RESULT).write_text(json.dumps(result))
+        shutil.rmtree(folder, ignore_errors=True)  # what is there is damaged
         out.rename(folder)
 
 

@@ -56,9 +56,10 @@ def _is_installed(row: Provider) -> bool:
         return False
     from edgespec.backends.onnx.providers import import_onnxruntime
 
-    with contextlib.suppress(Exception):  # a broken installation has nothing to offer
+    try:
         return row.ep_name in import_onnxruntime().get_available_providers()
-    return False
+    except EdgeSpecError:  # a broken installation has nothing to offer; the CPU's row says why
+        return row.name == "cpu"
 
 
 def _missing(device: Device, hint: str) -> dict[str, Any]:

@@ -40,11 +40,20 @@ class Located:
 
 
 def import_onnxruntime() -> Any:
-    """The onnxruntime module; raises MissingDependencyError naming the extra."""
+    """The onnxruntime module; raises MissingDependencyError naming the extra, BackendError where it is broken."""
     try:
         import onnxruntime
-    except ImportError as error:
-        raise MissingDependencyError("running an ONNX model needs onnxruntime: pip install 'edgespec[onnx]'") from error
+
+        _ = onnxruntime.InferenceSession  # a folder that an uninstall left behind imports too
+    except Exception as error:  # broken installations raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
+            missing = "running an ONNX model needs onnxruntime: pip install 'edgespec[onnx]'"
+            raise MissingDependencyError(missing) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BackendError(
+            f"onnxruntime is installed, but does not load ({lines[0][:300]}): install it again, with "
+            "pip install --force-reinstall onnxruntime"
+        ) from error
     return onnxruntime
 
 
@@ -71,7 +80,8 @@ def find_device(name: str | Device) -> Device:
     ways = ", ".join(
         f"{candidate.provider} ({candidate.row.install or candidate.row.needs})" for candidate, _ in reasons
     )
-    raise MissingDependencyError(f"device {device.name!r} needs a provider, and none is installed. Known: {ways}")
+    what = f" that numbers its devices (or write {device.kind})" if device.index else ""
+    raise MissingDependencyError(f"device {device.name!r} needs a provider{what}, and none is installed. Known: {ways}")
 
 
 @cache

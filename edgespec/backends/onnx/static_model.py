@@ -87,12 +87,13 @@ def load_static(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> Sta
     place, contexts = _contexts(bundle, place)
 
     def load(width: int) -> Any:
-        return place.load(contexts.path(width) if contexts else bundle.path(static_graph(width)))
+        runtime = place.load(contexts.path(width) if contexts else bundle.path(static_graph(width)))
+        _check_ports(bundle, *read_ports(runtime, name), width, name)
+        return runtime
 
     graphs = StaticGraphs(static["widths"], load)
     runtime = graphs.runtime(graphs.widest)
     inputs, outputs = read_ports(runtime, name)
-    _check_ports(bundle, inputs, outputs, graphs.widest, name)
     where = placement(runtime, place.device)
     nodes = {next(iter(where.nodes)): contexts.n_nodes} if contexts and len(where.nodes) == 1 else where.nodes
     cache = [port for key, port in inputs.items() if key.startswith(PAST)]
@@ -127,6 +128,11 @@ def _contexts(bundle: Bundle, place: Place) -> tuple[Place, Contexts | None]:
             )
         return place, None
     soc = None if chip is None else find_soc(chip)
+    stranger = next((key for key in (soc.options if soc else {}) if key in options), None)
+    if soc is not None and stranger is not None:
+        raise ConfigError(
+            f"the device options {SOC_OPTION}={chip} and {stranger}={options[stranger]} both name the chip: drop one"
+        )
     place = replace(place, options=options)
     contexts = from_bundle(bundle, soc) if soc else None
     if contexts is None or contexts.compiler != compiler():  # made by another version: it may not load
