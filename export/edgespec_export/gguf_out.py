@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ConfigError, ExportError, ExportRefusedError, MissingDependencyError
+from edgespec.errors import ConfigError, ExportError, ExportRefusedError, FormatError, MissingDependencyError
 from edgespec.text.tokenizer import Tokenizer
 from edgespec_export.config import ModelConfig, check_shapes, expected_shapes
 from edgespec_export.exporter import KeptWeights
@@ -64,12 +64,22 @@ def write_gguf(
     temporary = out.with_name(f".{out.name}.{os.getpid()}.gguf")
     try:
         _write(gguf, writer, temporary, config, KeptWeights(opened, None), type, progress or (lambda *step: None))
-        if Tokenizer.load(temporary).hash != tokenizer.hash:
+        if _read_back(temporary).hash != tokenizer.hash:
             raise ExportError("the tokenizer that was written differs from the source's: this is a fault of edgespec.")
         temporary.replace(out)
+    except OSError as error:
+        raise ExportError(f"{out} could not be written whole ({error}): is there room on its disk?") from error
     finally:
         temporary.unlink(missing_ok=True)
     return out
+
+
+def _read_back(written: Path) -> Tokenizer:
+    """numpy does not report small arrays that a full disk did not take: only the file's end shows it."""
+    try:
+        return Tokenizer.load(written)
+    except FormatError as error:
+        raise OSError("its end is missing") from error
 
 
 def _gguf() -> Any:

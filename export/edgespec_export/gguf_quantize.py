@@ -112,9 +112,12 @@ def read_report(path: Path, type: str) -> GGUFReport:
 
 def _quantize(source: Path, out: Path, type: str, requantize: bool) -> tuple[Fallback, ...]:
     """llama.cpp's own quantization; which tensors fell back to another type."""
-    from edgespec.backends.llamacpp.library import clear_log, library, log_lines, why
+    from edgespec.backends.llamacpp.library import clear_log, library, log_lines, uninterrupted, why
+    from edgespec.backends.llamacpp.settings import check_length
 
-    low = _low_bit(GGUFFile.open(source))
+    file = GGUFFile.open(source)
+    check_length(source, file)
+    low = _low_bit(file)
     if low and not requantize:
         shown = ", ".join(f"{n} tensors of {kind.lower()}" for kind, n in low.most_common(3))
         raise ExportRefusedError(
@@ -127,7 +130,10 @@ def _quantize(source: Path, out: Path, type: str, requantize: bool) -> tuple[Fal
     params.ftype = QUANTIZED_TYPES[type]
     params.allow_requantize = requantize
     clear_log()
-    status = llama.llama_model_quantize(str(source).encode(), str(out).encode(), params)
+    with uninterrupted():
+        status = llama.llama_model_quantize(os.fsencode(source), os.fsencode(out), params)
+    if status != 0 and "iostream" in why():
+        raise ExportError(f"llama.cpp cannot write into {out.parent}: is there room, and may you write there?")
     if status != 0:
         raise ExportError(f"llama.cpp cannot quantize {source} to {type}: {why()}.")
     matches = (_FALLBACK.search(line) for line in log_lines())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from llama_models import WINDOW, write_recurrent, write_windowed
 
 from edgespec.backends import load_model
+from edgespec.backends.llamacpp import library as library_module
 from edgespec.errors import (
     BackendError,
     CacheError,
@@ -409,3 +413,37 @@ def test_python_exits_without_a_warning(gguf: Path) -> None:
     code = f"from edgespec.backends import load_model; load_model({str(gguf)!r}, device='llamacpp:cpu')"
     done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_llama_cpp_logs_is_not_lost(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raised it inside the log callback, printed a traceback, and the work went on."""
+
+    class Pressing(deque[tuple[int, str]]):
+        def append(self, item: tuple[int, str]) -> None:
+            if not self:
+                signal.raise_signal(signal.SIGINT)
+            super().append(item)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(library_module, "_texts", Pressing())
+        with pytest.raises(KeyboardInterrupt):
+            load(gguf)
+    assert signal.getsignal(signal.SIGINT) is before
+    load(gguf).close()
+
+
+def test_an_error_is_told_apart_from_the_unfinished_line_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing quantization was explained with the progress line of the tensor that it was at."""
+    texts = [(2, "[ 1/ 2] blk.0 "), (5, "more .. "), (4, "quantize: failed: "), (5, "no room\n"), (2, "next\n")]
+    monkeypatch.setattr(library_module, "_texts", deque(texts))
+    assert library_module.log_lines() == ["[ 1/ 2] blk.0 more ..", "quantize: failed: no room", "next"]
+    assert library_module.why() == "failed: no room"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a name may be any bytes")
+def test_a_files_name_may_be_any_bytes(gguf: Path) -> None:
+    """It was an internal error about surrogates."""
+    other = gguf.rename(gguf.with_name(os.fsdecode(b"\xff.gguf")))
+    load(other).close()

@@ -17,6 +17,7 @@ from tiny_models import tiny_config, tiny_weights, write_gguf, write_hf
 from edgespec.cli.export import GGUF_QUANTS, command
 from edgespec.errors import ConfigError, ExportError, ExportRefusedError, MissingDependencyError
 from edgespec.gguf import GGUFFile
+from edgespec.testing.gguf_models import write_gguf as write_tiny
 from edgespec.text.tokenizer import Tokenizer
 
 needs_llama_cpp = pytest.mark.skipif(
@@ -128,6 +129,30 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
         export_gguf(good, tmp_path / "out.gguf", type="q4_0")
     assert (tmp_path / "out.gguf").read_text() == "mine"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["good.gguf", "out.gguf", "source", "strange.gguf"]
+
+
+@needs_llama_cpp
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit on a file's size to stand for a full disk")
+@pytest.mark.parametrize(("type", "is_small", "message"), [
+    ("q4_0", False, "llama.cpp cannot write into .*out: is there room"),
+    ("q8_0", False, r"out.gguf could not be written whole \(\d+ requested and \d+ written\): is there room"),
+    ("q8_0", True, r"out.gguf could not be written whole \(its end is missing\): is there room"),
+])  # fmt: skip
+def test_a_full_disk_is_named(type: str, is_small: bool, message: str, tmp_path: Path) -> None:
+    """One was a reason with a progress line in it, the other a damaged file with a name that nobody knows."""
+    import resource
+
+    path = tmp_path / "source.gguf"
+    source = write_tiny(path) if is_small else write_gguf(path, wide())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000 if is_small else 100_000, hard))
+    try:
+        with pytest.raises(ExportError, match=message) as caught:
+            export_gguf(source, tmp_path / "out" / "out.gguf", type=type)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.exit_code == 1
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_without_llama_cpp_the_extra_is_named_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.llamacpp.library import clear_log, why
+from edgespec.backends.llamacpp.library import clear_log, uninterrupted, why
 from edgespec.errors import BackendError, CacheError
 from edgespec.types import FloatArray
 
@@ -61,9 +61,12 @@ class Context:
     def __init__(self, weights: Weights, params: Any, *, name: str, n_vocab: int, window: int) -> None:
         llama = weights.llama
         clear_log()
-        pointer = llama.llama_init_from_model(weights.pointer, params)
-        if not pointer:
-            raise BackendError(f"{name}: llama.cpp cannot open a context of {params.n_ctx} tokens: {why()}.")
+        with uninterrupted():
+            pointer = llama.llama_init_from_model(weights.pointer, params)
+            if not pointer:
+                raise BackendError(f"{name}: llama.cpp cannot open a context of {params.n_ctx} tokens: {why()}.")
+            # the finalizer holds the weights, so that they outlive the context
+            self._free = weakref.finalize(self, _free_context, llama, pointer, weights)
         self._llama, self._pointer, self._name = llama, pointer, name
         self._memory = llama.llama_get_memory(pointer)
         self._n_vocab, self._window = n_vocab, window
@@ -73,8 +76,6 @@ class Context:
         self.unused = list(range(params.n_seq_max))[::-1]
         self.n_sequences = int(params.n_seq_max)
         self._batch = _Batch(llama, min(MOST_ROWS, int(params.n_ubatch)))
-        # the finalizer holds the weights, so that they outlive the context
-        self._free = weakref.finalize(self, _free_context, llama, pointer, weights)
 
     @property
     def is_idle(self) -> bool:

@@ -6,17 +6,22 @@ The log is one for the process, as llama.cpp has it. Knows no models.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import re
+import signal
+import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from edgespec.errors import MissingDependencyError
 
-__all__ = ["LlamaDevice", "clear_log", "library", "list_devices", "log_lines", "version", "why"]
+__all__ = ["LlamaDevice", "clear_log", "library", "list_devices", "log_lines", "uninterrupted", "version", "why"]
 
 INSTALL = "pip install 'edgespec[llamacpp]'"
 KEPT_TEXTS = 20_000  # quantizing logs a few for each tensor
@@ -62,6 +67,23 @@ def _close_at_exit() -> None:
             atexit.register(file.close)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end: raised in llama.cpp's log callback, Python would print it and go on."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            before(*pressed[0])
+
+
 def version() -> str:
     """The installed package's version."""
     library()
@@ -90,9 +112,9 @@ def log_lines(lowest: int = _INFO) -> list[str]:
     """What llama.cpp logged since `clear_log`, of the level `lowest` or above; a line may come in several calls."""
     lines: list[tuple[int, str]] = []
     for level, text in list(_texts):
-        if lines and not lines[-1][1].endswith("\n"):
-            before, begun = lines.pop()
-            lines.append((before if level == _CONTINUED else max(before, level), begun + text))
+        before, begun = lines[-1] if lines else (level, "\n")
+        if not begun.endswith("\n") and level in (before, _CONTINUED):  # an error ends an unfinished line
+            lines[-1] = (before, begun + text)
         else:
             lines.append((level, text))
     return [text.strip() for level, text in lines if lowest <= level]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,12 +25,12 @@ from edgespec.backends.base import (
     is_chain,
 )
 from edgespec.backends.llamacpp.context import MOST_ROWS, Context, Weights, Work
-from edgespec.backends.llamacpp.library import clear_log, library, version, why
-from edgespec.backends.llamacpp.settings import FLASH, KV_TYPES, MOST_SEQUENCES, Settings, find_devices, read_settings
+from edgespec.backends.llamacpp.library import clear_log, library, uninterrupted, version, why
+from edgespec.backends.llamacpp.settings import FLASH, KV_TYPES, Settings, check_length, find_devices, read_settings
 from edgespec.backends.llamacpp.vocabulary import check_tokenizer
 from edgespec.cpu import default_threads
 from edgespec.devices import Device
-from edgespec.errors import BackendError, CacheError, ConfigError, FormatError
+from edgespec.errors import BackendError, CacheError, ConfigError
 from edgespec.gguf import GGUFFile
 from edgespec.text import Tokenizer
 from edgespec.types import FloatArray, Forward, ModelInfo, Rows
@@ -38,7 +39,6 @@ __all__ = ["DEFAULT_CONTEXT", "LlamaModel", "LlamaSession", "load"]
 
 # llama.cpp allocates a context's whole cache when it is opened, and models of today name contexts of 128k and more.
 DEFAULT_CONTEXT = 8192
-MOST_CONTEXT = 2**31 // MOST_SEQUENCES - 1  # llama.cpp counts the tokens of all sequences of a context in 32 bits
 
 
 class LlamaModel:
@@ -288,7 +288,7 @@ def load(
         raise ConfigError(f"{path}: {what} run on ONNX bundles only, not in llama.cpp.")
     settings = read_settings(device_options or {}, place)
     file = GGUFFile.open(path)
-    _check_length(path, file)
+    check_length(path, file)
     llama = library()
     tokenizer = Tokenizer.load(path)
     weights = _load_weights(path, place, settings, strict_device)
@@ -296,14 +296,6 @@ def load(
     check_tokenizer(llama, weights.vocab, tokenizer, label)
     info = _info(weights, file, place, settings, tokenizer, label, n_ctx)
     return LlamaModel(weights, info, tokenizer, settings, threads or default_threads(), _file_key(file))
-
-
-def _check_length(path: Path, file: GGUFFile) -> None:
-    """llama.cpp takes any context length for good, as a 32-bit number."""
-    key = f"{file.metadata.get('general.architecture')}.context_length"
-    length = file.metadata.get(key)
-    if isinstance(length, int) and not 2 <= length <= MOST_CONTEXT:
-        raise FormatError(f"{path}: {key} is {length}, possible are 2..{MOST_CONTEXT}: convert the model again.")
 
 
 def _load_weights(path: Path, place: Device, settings: Settings, strict: bool) -> Weights:
@@ -316,10 +308,11 @@ def _load_weights(path: Path, place: Device, settings: Settings, strict: bool) -
     params.load_mode = 1 if settings.mmap else 0
     params.use_extra_bufts = settings.repack
     clear_log()
-    pointer = llama.llama_model_load_from_file(str(path).encode(), params)
-    if not pointer:
-        raise BackendError(f"llama.cpp ({version()}) cannot load {path}: {why()}.")
-    weights = Weights(llama, pointer)
+    with uninterrupted():
+        pointer = llama.llama_model_load_from_file(os.fsencode(path), params)
+        if not pointer:
+            raise BackendError(f"llama.cpp ({version()}) cannot load {path}: {why()}.")
+        weights = Weights(llama, pointer)
     n_layers = int(llama.llama_model_n_layer(pointer)) + 1
     if chosen and strict and settings.n_gpu_layers is not None and settings.n_gpu_layers < n_layers:
         raise BackendError(

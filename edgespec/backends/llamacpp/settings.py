@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from edgespec.backends.llamacpp.library import LlamaDevice, list_devices, version
 from edgespec.config import nearest
 from edgespec.devices import Device
-from edgespec.errors import BackendError, ConfigError
+from edgespec.errors import BackendError, ConfigError, FormatError
+from edgespec.gguf import GGUFFile
 
-__all__ = ["KV_TYPES", "MOST_SEQUENCES", "KVType", "Settings", "find_devices", "read_settings"]
+__all__ = ["KV_TYPES", "MOST_SEQUENCES", "KVType", "Settings", "check_length", "find_devices", "read_settings"]
 
 MOST_SEQUENCES = 64
+MOST_CONTEXT = 2**31 // MOST_SEQUENCES - 1  # llama.cpp counts the tokens of all sequences of a context in 32 bits
 FLASH = {"auto": -1, "off": 0, "on": 1}
 SWITCH = {"on": True, "off": False, "1": True, "0": False, "true": True, "false": False}
 
@@ -100,6 +103,14 @@ def find_devices(device: Device) -> tuple[LlamaDevice, ...]:
             f"{device.kind} (all of them: {have}): install a build for yours (docs/llamacpp.md), or use llamacpp:cpu"
         )
     return (found[index],)
+
+
+def check_length(path: Path, file: GGUFFile) -> None:
+    """llama.cpp takes any context length for good, as a 32-bit number."""
+    key = f"{file.metadata.get('general.architecture')}.context_length"
+    length = file.metadata.get(key)
+    if isinstance(length, int) and not 2 <= length <= MOST_CONTEXT:
+        raise FormatError(f"{path}: {key} is {length}, possible are 2..{MOST_CONTEXT}: convert the model again.")
 
 
 def _number(lowest: int, highest: int) -> Callable[[str, str], int]:
