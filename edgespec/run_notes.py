@@ -38,10 +38,20 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
         notes.append("speculation off: the target's cache cannot be rewound")
     elif options.drafts and info.max_rows == 1:
         notes.append("speculation off: the target gives logits for one row a call")
+    elif options.drafts and info.max_rows is not None and _asked(llm) >= info.max_rows:
+        notes.append(
+            f"at most {info.max_rows - 1} drafted tokens a round and not {_asked(llm)}, as the target takes "
+            f"{info.max_rows} rows a call"
+        )
     failed = {kind: reason for kind, reason in llm.loaded.failed.items() if kind in options.drafts}
     for kind, reason in failed.items():
         notes.append(off_note(kind, reason, is_last=not llm.working_drafts and kind == [*failed][-1]))
     return notes
+
+
+def _asked(llm: LLM) -> int:
+    """Drafted tokens that the options allow a round."""
+    return llm.options.tree_rows if llm.options.tree else llm.options.num_speculative_tokens
 
 
 def _emulated(llm: LLM) -> list[str]:

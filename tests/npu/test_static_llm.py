@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from edgespec.backends import load_model
 from edgespec.backends.onnx.static import StaticSession
 from edgespec.backends.onnx.static_model import StaticModel
 from edgespec.engine.exact import probe_exact_rows
-from edgespec.errors import ConfigError, NumericsError
+from edgespec.errors import BackendError, ConfigError, NumericsError
 from edgespec.llm import LLM
 from edgespec.sampling import SamplingParams
 from edgespec.types import ExactRows
@@ -120,6 +121,44 @@ def test_trees_run_on_it(folder: Path) -> None:
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
     with LLM(folder, draft="ngram", tree=True, tree_rows=3, exact=False) as llm:
         assert len(llm.generate(PROMPT, params)[0].outputs[0].token_ids) == 16
+
+
+@pytest.mark.parametrize(("options", "n_asked"), [
+    ({"num_speculative_tokens": 5}, 5),
+    ({"tree": True, "tree_rows": 16}, 16),
+    ({"num_speculative_tokens": 3}, None),
+])  # fmt: skip
+def test_fewer_drafted_tokens_than_asked_for_are_said(
+    folder: Path, options: dict[str, Any], n_asked: int | None
+) -> None:
+    """The widest graph cut them without a word."""
+    with LLM(folder, draft="ngram", exact=False, **options) as llm:
+        notes = llm.generate(PROMPT, SamplingParams(max_tokens=4))[0].stats.notes
+    said = f"at most 3 drafted tokens a round and not {n_asked}, as the target takes 4 rows a call"
+    assert notes == ([] if n_asked is None else [said])
+
+
+def test_an_interrupt_while_keys_are_stored_leaves_nothing_behind(
+    model: StaticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was stored before it was added to the keys of the next call."""
+    from edgespec.backends.onnx import static
+
+    whole = model.open_session().forward(PROMPT[:4]).logits.copy()
+    session = model.open_session()
+    plain = static._Binding.run
+
+    def run(self: static._Binding) -> float:
+        seconds = plain(self)
+        del self.outputs["present.1.value"]  # the last to be stored: the others are by then
+        return seconds
+
+    with monkeypatch.context() as patch:
+        patch.setattr(static._Binding, "run", run)
+        with pytest.raises(BackendError):
+            session.forward([7, 7, 7, 7])
+    session._bindings.clear()
+    np.testing.assert_array_equal(session.forward(PROMPT[:4]).logits, whole)
 
 
 def test_a_prompt_over_the_limit_names_both_numbers(folder: Path, model: StaticModel) -> None:

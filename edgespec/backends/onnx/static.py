@@ -181,9 +181,9 @@ class StaticSession(OnnxSession):
             array[:, :, n_past : self._n_written] = 0  # the graph adds the new rows to what stands at their places
         self._fill(binding.inputs, n_past, tokens, parents)
         run_s = binding.run()
+        self._n_written = n_past + n  # before anything is, for an interrupt may come in between
         for name, array in self._cache.items():
             array[:, :, n_past : n_past + n] = binding.outputs[name.replace(PAST, PRESENT)][:, :, :n]
-        self._n_written = n_past + n
         logits = to_float32(binding.outputs["logits"])
         if self._n_live < self._info.n_vocab:
             logits[:, self._n_live :] = -np.inf
