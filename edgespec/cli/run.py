@@ -101,7 +101,9 @@ def prompt_ids(llm: LLM, prompt: str, *, raw: bool, system: str | None) -> list[
     """Token ids of `prompt`, as a user's message where the model has a chat template and `raw` is off."""
     if raw or llm.tokenizer is None or llm.tokenizer.chat_template is None:
         if system is not None:
-            raise ConfigError("--system needs the chat template: drop --raw, or put the text into the prompt")
+            if raw:
+                raise ConfigError("--system needs the chat template: drop --raw, or put the text into the prompt")
+            raise ConfigError("--system needs a chat template, and this model has none: put the text into the prompt")
         return llm.encode(prompt)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return llm.encode_chat([*messages, {"role": "user", "content": prompt}])

@@ -447,3 +447,16 @@ def test_a_files_name_may_be_any_bytes(gguf: Path) -> None:
     """It was an internal error about surrogates."""
     other = gguf.rename(gguf.with_name(os.fsdecode(b"\xff.gguf")))
     load(other).close()
+
+
+def test_a_system_message_without_a_template_is_not_blamed_on_raw(gguf: Path) -> None:
+    """It said to drop --raw, which nobody had given."""
+    from edgespec import LLM
+    from edgespec.cli.run import prompt_ids
+
+    llm = LLM(gguf, device="llamacpp", draft="none", threads=1)
+    with pytest.raises(ConfigError, match="this model has none: put the text into the prompt"):
+        prompt_ids(llm, "ab", raw=False, system="be brief")
+    with pytest.raises(ConfigError, match="drop --raw"):
+        prompt_ids(llm, "ab", raw=True, system="be brief")
+    llm.close()
