@@ -94,10 +94,11 @@ class LLM:
         )
         self.probe: ProbeReport | None = exact_rows(self.target) if self.options.exact else None
         if self.options.drafts and self.exact is not None and k >= self.exact.max_rows:
-            raise ConfigError(
-                f"num_speculative_tokens={k}: exact rows hold up to {self.exact.max_rows - 1} drafted tokens, "
-                "so use fewer, or exact=False (--fast)"
-            )
+            most = self.exact.max_rows - 1
+            way = "use fewer, or exact=False (--fast)"
+            if self.target.info.max_rows == 1:
+                way = "use draft='none' (--draft none), or a target that takes several rows a call"
+            raise ConfigError(f"num_speculative_tokens={k}: exact rows hold up to {most} drafted tokens, so {way}")
         self.slots = SlotPool(self.loaded, self.options, self.exact)
         self.steering = Steering(self.options, self.loaded)
 

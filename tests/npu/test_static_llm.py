@@ -138,6 +138,16 @@ def test_fewer_drafted_tokens_than_asked_for_are_said(
     assert notes == ([] if n_asked is None else [said])
 
 
+def test_a_target_of_one_row_says_how_it_decodes(tmp_path: Path) -> None:
+    """It said to draft fewer than none."""
+    source = write_hf(tmp_path / "source", tiny_config("llama", n_ctx=32))
+    one = export_static(source, tmp_path / "one", StaticOptions(widths=(1,)))
+    with pytest.raises(ConfigError, match=r"hold up to 0 drafted tokens, so use draft='none'"):
+        LLM(one)
+    with LLM(one, draft="none") as llm:
+        assert len(llm.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+
+
 def test_an_interrupt_while_keys_are_stored_leaves_nothing_behind(
     model: StaticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
