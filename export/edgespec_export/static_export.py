@@ -177,7 +177,9 @@ def _check_draft(draft: ZooDraft, options: StaticOptions) -> None:
 
 
 def _check_fit(config: ModelConfig, options: StaticOptions) -> None:
-    """Raise where the context is too short for the widest graph, or too long for the model's window."""
+    """Raise where the context is too short for the widest graph or too long for the window, or no compiler is here."""
+    if options.socs:
+        find_device(NPU)  # before the long part of the work
     if config.n_ctx < options.widths[-1]:
         raise ConfigError(
             f"the widest graph has {options.widths[-1]} rows and {config.name} a context of {config.n_ctx}: give "

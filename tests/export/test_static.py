@@ -26,7 +26,7 @@ from edgespec.backends import load_model
 from edgespec.backends.onnx.socs import SOCS, find_soc
 from edgespec.bundle import Bundle, write_bundle
 from edgespec.cli import main
-from edgespec.errors import BundleError, ConfigError, ExportRefusedError, IncompatibleError
+from edgespec.errors import BundleError, ConfigError, ExportRefusedError, IncompatibleError, MissingDependencyError
 
 TOKENS = np.random.default_rng(4).integers(0, 256, 40).tolist()
 
@@ -199,6 +199,23 @@ def test_other_drafts_and_windows_are_refused(tmp_path: Path) -> None:
 def test_options_are_refused_by_name(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StaticOptions(**changes)  # type: ignore[arg-type]
+
+
+def test_a_missing_compiler_is_said_before_the_work(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was after all graphs had been written."""
+    from edgespec.backends.onnx import providers
+
+    monkeypatch.setattr(providers, "locate", providers.locate.__wrapped__)
+    monkeypatch.setattr(providers.util, "find_spec", lambda _module: None)
+    monkeypatch.setattr(providers.import_onnxruntime(), "get_available_providers", lambda: ["CPUExecutionProvider"])
+    steps: list[str] = []
+    with pytest.raises(MissingDependencyError, match=r"edgespec\[qnn\]"):
+        export_static(
+            source, tmp_path / "npu", StaticOptions(socs=("sm8650",), n_ctx=16), lambda step, *_rest: steps.append(step)
+        )
+    assert steps == []
 
 
 def test_chips() -> None:
