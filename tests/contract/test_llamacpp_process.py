@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,3 +108,24 @@ def test_a_system_message_without_a_template_is_not_blamed_on_raw(gguf: Path) ->
     with pytest.raises(ConfigError, match="drop --raw"):
         prompt_ids(llm, "ab", raw=True, system="be brief")
     llm.close()
+
+
+def test_sessions_opened_on_several_threads_are_all_different(gguf: Path) -> None:
+    """Two threads saw the last free sequence of a context and one took it: IndexError for the other."""
+    model = load_model(gguf, device="llamacpp:cpu", threads=1, device_options={"sequences": "4"})
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def work(_: int) -> None:
+        for _ in range(60):
+            session = model.open_session()
+            session.forward([3, 4])
+            session.close()
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    sessions = [model.open_session() for _ in range(9)]
+    assert len({(session.context, session.sequence) for session in sessions}) == 9

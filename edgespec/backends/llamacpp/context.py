@@ -81,10 +81,12 @@ class Context:
     def is_idle(self) -> bool:
         return len(self.unused) == self.n_sequences
 
-    def take(self) -> int:
-        """The number of an empty sequence; one has to be unused."""
-        with self._lock:
+    def take(self) -> int | None:
+        """The number of an empty sequence, None where all are taken; of several threads, each gets another one."""
+        try:
             return self.unused.pop()
+        except IndexError:
+            return None
 
     def give_back(self, sequence: int) -> None:
         """Empty a sequence, so that the next one may have it."""

@@ -74,11 +74,15 @@ class LlamaModel:
         """A new empty cache; raises BackendError once the model is closed, or where memory does not suffice."""
         if self._weights is None:
             raise BackendError(f"{self._info.name}: the model is closed; load it again.")
-        context = next((item for item in self._contexts if item.unused), None)
-        if context is None:
-            context = self._open_context(self._weights)
-            self._contexts.append(context)
-        return LlamaSession(self, context)
+        for context in list(self._contexts):
+            sequence = context.take()
+            if sequence is not None:
+                return LlamaSession(self, context, sequence)
+        context = self._open_context(self._weights)
+        sequence = context.take()
+        assert sequence is not None  # nobody else knows this context yet
+        self._contexts.append(context)
+        return LlamaSession(self, context, sequence)
 
     def forward_batch(self, requests: Sequence[Forward]) -> list[Rows]:
         """Several sequences' tokens, in one pass where they share a context (the setting `sequences`).
@@ -169,9 +173,8 @@ def _run(calls: Sequence[_Call]) -> list[Rows]:
 class LlamaSession:
     """One sequence of a context. Not for several threads at once; different sessions may run on different ones."""
 
-    def __init__(self, model: LlamaModel, context: Context) -> None:
-        self.model, self.context = model, context
-        self.sequence = context.take()
+    def __init__(self, model: LlamaModel, context: Context, sequence: int) -> None:
+        self.model, self.context, self.sequence = model, context, sequence
         self._n_past = self._n_last = 0
         self._lost: CacheError | None = None  # why the cache is unusable until it is emptied
         self._buffer: FloatArray = np.empty((0, model.info.n_vocab), np.float32)
