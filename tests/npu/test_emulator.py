@@ -127,6 +127,7 @@ def test_a_damaged_cache_is_made_again(
     load_model(folder, device="qnn:htp", threads=1).close()
     (kept,) = (tmp_path / "home" / "contexts").glob("device-*")
     (binary,) = kept.glob("*.bin")
+    size = binary.stat().st_size
     if damage == "no binary":
         binary.unlink()
     elif damage == "short binary":
@@ -134,6 +135,7 @@ def test_a_damaged_cache_is_made_again(
     else:
         (kept / contexts.RESULT).write_text({"empty": "", "other": "{}"}[damage])
     load_model(folder, device="qnn:htp", threads=1, strict_device=True).close()
+    assert binary.stat().st_size == size
 
 
 def test_options_of_the_device_that_cannot_be_are_named(source: Path, tmp_path: Path) -> None:

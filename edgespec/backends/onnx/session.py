@@ -87,6 +87,10 @@ class OnnxSession(ABC):
             parents = self._tree(tokens, parents)
         if features is not None or self._n_features:
             self._check_features(len(tokens), features)
+        if self._parents is not None:
+            raise CacheError(
+                f"{self._info.name}: a tree pass is cached; keep a path of it before the next forward pass."
+            )
         try:
             result = self._run_segments(tokens, rows, tuple(taps), features, parents)
         except EdgeSpecError:
@@ -169,10 +173,6 @@ class OnnxSession(ABC):
         parents: Sequence[int] | None,
     ) -> Rows:
         """One run, or several where the graph cannot answer the call in one."""
-        if self._parents is not None:
-            raise CacheError(
-                f"{self._info.name}: a tree pass is cached; keep a path of it before the next forward pass."
-            )
         if self._capabilities.max_rows is None:
             return self._run(self._n_past, tokens, rows, taps, features, parents)
         can_skip = self._capabilities.rows_on_past

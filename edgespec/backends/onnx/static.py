@@ -22,7 +22,7 @@ from edgespec.backends.onnx.session import Capabilities, OnnxSession
 from edgespec.backends.onnx.signature import Port, read_ports
 from edgespec.backends.onnx.trees import depths, sees
 from edgespec.backends.onnx.vocabulary import ReducedVocabulary
-from edgespec.errors import CacheError, ConfigError
+from edgespec.errors import ConfigError
 from edgespec.types import ExactRows, FloatArray, ModelInfo, Rows
 
 __all__ = ["PAST", "PRESENT", "TAP", "HostTables", "StaticGraphs", "StaticSession"]
@@ -138,10 +138,6 @@ class StaticSession(OnnxSession):
         parents: Sequence[int] | None,
     ) -> Rows:
         """One call of a graph, or for a chain longer than the widest several."""
-        if self._parents is not None:
-            raise CacheError(
-                f"{self._info.name}: a tree pass is cached; keep a path of it before the next forward pass."
-            )
         widest = self._graphs.widest
         if len(tokens) <= widest:
             return self._run(self._n_past, tokens, rows, taps, features, parents)
