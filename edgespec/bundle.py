@@ -59,6 +59,12 @@ class BundleInfo:
     exit_layer: int | None = None
     static: dict[str, Any] | None = None
 
+    @property
+    def synthetic(self) -> str | None:
+        """What was done to the weights where nobody trained them as they are; None for a trained model."""
+        said = self.source.get("synthetic")
+        return str(said.get("what", said)) if isinstance(said, dict) else None
+
 
 # what each field of bundle.json must be; `bool` is not an `int` here
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.config import config_dir, nearest, read_toml
+from edgespec.config import cache_dir, config_dir, nearest, read_toml
 from edgespec.downloads import HubSource, PathSource, Source, WheelSource
 from edgespec.errors import ConfigError
 from edgespec.options import BUNDLED_DRAFTS
@@ -53,10 +53,13 @@ class Manifest:
 
 
 def known_manifests() -> dict[str, Manifest]:
-    """Name -> manifest: those that ship with edgespec, then the user's own in ~/.config/edgespec/models, which win."""
+    """Name -> manifest: those that ship with edgespec, those of weights that were made here (in the cache), the user's.
+
+    The user's own lie in ~/.config/edgespec/models; later ones win.
+    """
     here = Path(__file__).resolve().parent
     shipped = here / "manifests"  # in an installed wheel
-    folders = [shipped if shipped.is_dir() else here.parent / "models", config_dir() / "models"]
+    folders = [shipped if shipped.is_dir() else here.parent / "models", cache_dir() / "models", config_dir() / "models"]
     manifests = (read_manifest(path) for folder in folders for path in sorted(folder.glob("*.toml")))
     return {manifest.name: manifest for manifest in manifests}
 

@@ -20,7 +20,7 @@ __all__ = ["run_notes"]
 def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
     """The notes for a request of `n_prompt` tokens that asks for `max_tokens`."""
     info, options = llm.target.info, llm.options
-    notes = [*device_notes(use_of(info), llm.draft_uses), *_emulated(llm)]
+    notes = [*_synthetic(llm), *device_notes(use_of(info), llm.draft_uses), *_emulated(llm)]
     if max_tokens > (room := info.n_ctx - n_prompt):
         notes.append(
             f"max_tokens is {max_tokens:,}, but the context of {info.n_ctx:,} tokens has room for {room:,} after "
@@ -47,6 +47,12 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
     for kind, reason in failed.items():
         notes.append(off_note(kind, reason, is_last=not llm.working_drafts and kind == [*failed][-1]))
     return notes
+
+
+def _synthetic(llm: LLM) -> list[str]:
+    """Nobody should take the words of weights that were made up for those of a trained model."""
+    infos = [model.info for model in (llm.target, llm.draft_model) if model is not None]
+    return [f"{info.name} is synthetic: {info.synthetic}" for info in infos if info.synthetic is not None]
 
 
 def _asked(llm: LLM) -> int:

@@ -64,6 +64,7 @@ class ModelInfo:
     taps: tuple[str, ...] = ()
     placement: Mapping[str, int] = field(default_factory=dict)  # provider -> nodes; empty where unknown
     fallbacks: tuple[str, ...] = ()  # operators that the device left to the CPU
+    synthetic: str | None = None  # what was done to the weights, where nobody trained them as they are
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ import click
 
 from edgespec import LLM
 from edgespec.bundle import Bundle
-from edgespec.errors import ConfigError, EdgeSpecError
+from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
 from edgespec_bench.auto import AutoOptions, measure_auto
+from edgespec_bench.console import errors, say
 from edgespec_bench.contention import measure_contention
 from edgespec_bench.decode import DecodeOptions, measure
 from edgespec_bench.devices import DeviceCase, measure_devices
@@ -20,16 +21,12 @@ from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts,
 from edgespec_bench.machine_card import commit
 from edgespec_bench.peers import GENAI
 from edgespec_bench.speculation import measure_speculation
+from edgespec_bench.widen.command import command as widen_command
 
 __all__ = ["main"]
 
 _DEFAULTS = DecodeOptions()
 DRAFT_KINDS = ("chat", "code", "summarise", "json")
-
-
-def say(text: str) -> None:
-    """A line of progress."""
-    click.echo(text, err=True)
 
 
 @click.group()
@@ -56,7 +53,7 @@ def main() -> None:
 def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
     """Plain decoding against onnxruntime-genai, host time a round, KLD of both, peak memory."""
     options = DecodeOptions(**values)
-    with _errors():
+    with errors():
         if setup_peers:
             _setup(options.model)
         result = measure(options, say)
@@ -73,7 +70,7 @@ def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def speculation(model: str, threads: int, n_tokens: int, k: int, as_json: bool) -> None:
     """Speculative against native plain decoding by kind of prompt, n-gram drafts, exact rows."""
-    with _errors(), LLM(ensure(model), threads=threads, num_speculative_tokens=k) as llm:
+    with errors(), LLM(ensure(model), threads=threads, num_speculative_tokens=k) as llm:
         rows = measure_speculation(llm, n_tokens, say)
     if not as_json:
         for row in rows:
@@ -102,7 +99,7 @@ def drafts(
     as_json: bool,
 ) -> None:
     """Acceptance by position, cost and speed of the drafts that ship, against native plain decoding."""
-    with _errors():
+    with errors():
         cases, chosen = _chosen_drafts(drafts), _chosen_mixes(drafts) if with_mixes else []
         wanted = {kind for draft in (*cases, *chosen) for kind in draft.draft.split(",")}
         prepare(sorted(wanted), Bundle.open(ensure(model)))  # one that is missing is said before hours of measuring
@@ -153,7 +150,7 @@ def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> No
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def contention(as_json: bool, **values: Any) -> None:
     """Both schedules with a target and a TinyDraft that share this machine's cores, against the simulator."""
-    with _errors():
+    with errors():
         result = measure_contention(**{**values, "model": ensure(values["model"])}, say=say)
     if not as_json:
         for schedule in ("serial", "overlapped"):
@@ -178,7 +175,7 @@ _CASE = DeviceCase()
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> None:
     """Both schedules on devices that are only times, against the simulator; a draft that is too slow."""
-    with _errors():
+    with errors():
         result = measure_devices(DeviceCase(target_s=target_ms / 1e3, draft_s=draft_ms / 1e3, **values), say)
     if not as_json:
         for schedule in ("serial", "overlapped"):
@@ -206,7 +203,7 @@ def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> 
 def auto(as_json: bool, **values: Any) -> None:
     """The plan's predictions against measurements, and auto against plain and the best fixed length."""
     options = AutoOptions(**values)
-    with _errors():
+    with errors():
         result = measure_auto(options, say)
     if not as_json:
         for row in result["predictions"]["rows"]:
@@ -231,7 +228,7 @@ def auto(as_json: bool, **values: Any) -> None:
 @click.option("--setup", is_flag=True, help="Make its environment (some 2 GB) and build its model.")
 def peers(model: str, setup: bool) -> None:
     """Show the peer engine, or set it up."""
-    with _errors():
+    with errors():
         if setup:
             _setup(model)
     state = "ready" if GENAI.is_ready(model) else "not set up: add --setup"
@@ -245,18 +242,6 @@ def _setup(model: str) -> None:
         GENAI.setup(model, source_path(model), say)
 
 
-class _errors:  # noqa: N801 - reads as a statement
-    """Errors for users as one line: 2 for bad input, 1 for failure."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, EdgeSpecError):
-            click.echo(f"error: {error}", err=True)
-            raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
-
-
 def _print_card(result: dict[str, Any]) -> None:
     ratio, host = result["plain_vs_onnxruntime_genai"], result["host"]
     click.echo(f"{result['machine']['cpu']}, {result['threads']} threads, commit {result['commit']}")
@@ -268,6 +253,8 @@ def _print_card(result: dict[str, Any]) -> None:
     if result["memory"]:
         click.echo(f"memory           {result['memory']}")
 
+
+main.add_command(widen_command)
 
 if __name__ == "__main__":
     main(prog_name="python -m edgespec_bench")

@@ -51,7 +51,7 @@ class KeptWeights:
 
 
 def export_model(
-    source: str | Path,
+    source: str | Path | WeightSource,
     out: str | Path,
     options: ExportOptions | None = None,
     progress: Progress | None = None,
@@ -59,7 +59,9 @@ def export_model(
     check: CheckOptions | None = None,
     force: bool = False,
 ) -> Path:
-    """Export a GGUF file or a Hugging Face folder to the bundle folder `out`, which appears only if all went well.
+    """Export a GGUF file, a Hugging Face folder or an opened source to the bundle folder `out`.
+
+    The folder appears only if all went well.
 
     check: compare with a float reference and refuse what is worse than its limits; the figures go into bundle.json.
     progress(step, done, total) is called as layers are written. Raises ConfigError and ExportError with the way out.
@@ -68,7 +70,7 @@ def export_model(
     report = progress or (lambda step, done, total: None)
     need_onnx()
     out = Path(out)
-    opened = open_source(source)
+    opened = open_source(source) if isinstance(source, (str, Path)) else source
     check_shapes(opened.config, opened.shapes)
     config = adapted(opened.config, options)
     check_options(config, options)
@@ -215,5 +217,6 @@ def target_info(
             "format": source.format,
             "sha256": source.sha256(),
             "kept_layers": None if options.keep_layers is None else list(options.keep_layers),
+            **({} if source.synthetic is None else {"synthetic": dict(source.synthetic)}),
         },
     }

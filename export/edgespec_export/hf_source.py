@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class HFSource:
             for name in file.tensors:
                 self._place(name, file)
         config = _read(folder / "config.json")
+        self.synthetic = _synthetic(config, folder)
         has_head = "lm_head.weight" in self._places
         self.config = hf_config(config, _stop_ids(folder), folder.resolve().name, has_lm_head=has_head)
         if self.config.is_tied:
@@ -75,6 +77,14 @@ class HFSource:
             named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default")
         return template if isinstance(template, str) else None
+
+
+def _synthetic(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
+    """What config.json says of weights that nobody trained as they are."""
+    said = config.get("edgespec_synthetic")
+    if said is not None and not isinstance(said, dict):
+        raise FormatError(f"edgespec_synthetic in {folder / 'config.json'} is {said!r} and must be an object.")
+    return said
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ Hugging Face's name without `model.`; nothing is read before it is asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,12 +43,21 @@ GGUF_PARTS = {
 
 
 class WeightSource(Protocol):
-    """A model's config, tensors and texts, whatever file they come from."""
+    """A model's config, tensors and texts, whatever file they come from.
 
-    format: str
-    path: Path
-    config: ModelConfig
-    shapes: dict[str, tuple[int, ...]]
+    synthetic: what was done to the weights where nobody trained them as they are; None for a trained model.
+    """
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+    @property
+    def synthetic(self) -> Mapping[str, Any] | None: ...
 
     def tensor(self, name: str) -> FloatArray:
         """The tensor as float32. Raises ExportError where it cannot be read."""
@@ -88,6 +97,7 @@ class GGUFSource:
     """Weights and texts of one GGUF file."""
 
     format = "gguf"
+    synthetic: Mapping[str, Any] | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path

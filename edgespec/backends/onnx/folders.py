@@ -60,6 +60,7 @@ class ModelFolder:
     reduced: ReducedVocabulary | None = None  # what a draft's logits are over
     draft: Mapping[str, Any] | None = None  # what a bundle says of the draft that it is
     fuse: Path | None = None  # a draft's graph that fuses features of the target
+    synthetic: str | None = None  # see ModelInfo
     is_static: bool = False  # graphs of fixed shapes, of which `graph` is the widest
 
     @property
@@ -140,6 +141,7 @@ def _read_bundle(path: Path, use: str) -> ModelFolder:
         reduced=ReducedVocabulary.of(bundle),
         draft=info.draft,
         fuse=bundle.path(FUSE) if bundle.has(FUSE) else None,
+        synthetic=info.synthetic,
         is_static=info.static is not None,
     )
 

@@ -170,6 +170,7 @@ def _load_split(folder: ModelFolder, place: Place, name: str, n_ctx: int) -> Spl
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
         taps=signature.taps,
+        synthetic=folder.synthetic,
     )
     if place.device.provider != "cpu":
         open_one = SplitModel(runtimes, signature, head, info, folder, place).open_session
@@ -219,6 +220,7 @@ def _info(
         weight_bytes=folder.weight_bytes,
         kv_bytes_per_token=signature.kv_bytes_per_token,
         taps=tuple(signature.taps) if folder.kind == "bundle" else (),
+        synthetic=folder.synthetic,
     )
     return _with_capabilities(info, signature, Capabilities())
 
