@@ -1,93 +1,68 @@
 """How much longer target and draft take when both run at once, each on a thread of its own.
 
-Knows slots of an LLM and clocks; what follows from the figures is for the planner.
+Measured as decoding uses it: the same text once serially and once overlapped, by the production code, round against
+round. Apart from a run it is easily wrong: beside a draft that passes without a rest the first calls of a new thread
+took twice as long, until the system gave it a core of its own, and a few such calls were all that was seen.
+What follows from the figures is for the planner.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING
 
-from edgespec.noise import Noise
-from edgespec.sampling import Sampler, SamplingParams
-from edgespec.types import DraftContext
+from edgespec.options import IN_FLIGHT_DRAFTS
+from edgespec.sampling import SamplingParams
+from edgespec.types import RoundRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edgespec.llm import LLM
 
-__all__ = ["measure_contention"]
+__all__ = ["compare_rounds", "measure_contention"]
 
-WINDOW_S = 0.3  # each of the four measurements
-VERIFIED_ROWS = 4
+DRAFTED, N_TOKENS = 3, 64  # of the runs: drafted a round, and in all (some 30 rounds)
 
 
-def measure_contention(llm: LLM, kind: str, prompt: list[int]) -> tuple[float, float]:
-    """(target, draft): time of a call beside the other one over its time alone, at least 1.
+def measure_contention(llm: LLM, kind: str, prompts: Sequence[list[int]]) -> tuple[float, float]:
+    """(target, draft): time of a verify call, and of a draft pass, overlapped over serial; (1, 1) for kinds that cannot.
 
-    The target verifies a few rows on a session of its own, the draft proposes for the same text over and over.
+    Under 1 where taking turns costs more, as each then evicts what the other has cached.
     """
-    variant = llm.variant(draft=kind, controller="fixed", tree=False, schedule="serial", draft_p_min=0.0)
-    output = variant.generate([prompt], SamplingParams(temperature=0.0, max_tokens=12))[0].outputs[0]
-    slot = variant.slots.idle.pop()  # its caches hold that text
-    tokens = [*prompt, *output.token_ids][: slot.session.n_past + 1]
-    context = DraftContext(
-        tokens,
-        Sampler(SamplingParams(temperature=0.0), n_vocab=llm.target.info.n_vocab, eos_ids=(), n_prompt=len(prompt)),
-        Noise(0),
-        variant.verifier_factory(),
-        1,
-    )
-    session = llm.target.open_session()
-    n_rows = llm.exact.width(VERIFIED_ROWS) if llm.exact else min(VERIFIED_ROWS, llm.target.info.max_rows or 1)
-
-    def verify() -> None:
-        session.forward(tokens[:n_rows] if len(tokens) >= n_rows else [tokens[0]] * n_rows)
-        session.keep(0)
-
-    def propose() -> None:
-        slot.drafters[0].propose(context, 2)
-
-    try:
-        alone = _pace(verify), _pace(propose)
-        both = _together(verify, propose)
-    finally:
-        session.close()
-        slot.close()
-    return max(1.0, both[0] / alone[0]), max(1.0, both[1] / alone[1])
+    if kind in IN_FLIGHT_DRAFTS:
+        return 1.0, 1.0
+    info = llm.target.info
+    limits = [info.n_ctx - 1, *(n - 1 for n in (info.max_rows, llm.exact and llm.exact.max_rows) if n is not None)]
+    runs: dict[str, list[RoundRecord]] = {}
+    for schedule in ("serial", "overlapped"):
+        variant = llm.variant(
+            draft=kind,
+            num_speculative_tokens=max(1, min(DRAFTED, *limits)),
+            min_speculative_tokens=0,
+            controller="fixed",
+            tree=False,
+            schedule=schedule,
+            draft_p_min=0.0,
+        )
+        runs[schedule] = []
+        for prompt in prompts:
+            params = SamplingParams(temperature=0.0, max_tokens=N_TOKENS, ignore_eos=True)
+            runs[schedule] += variant.generate([prompt], params)[0].outputs[0].stats.records
+        variant.forget()
+    return compare_rounds(runs["serial"], runs["overlapped"])
 
 
-def _pace(call: Callable[[], None]) -> float:
-    """Mean seconds of a call, over WINDOW_S."""
-    call()
-    began, n = time.perf_counter(), 0
-    while n == 0 or time.perf_counter() - began < WINDOW_S:
-        call()
-        n += 1
-    return (time.perf_counter() - began) / n
-
-
-def _together(first: Callable[[], None], second: Callable[[], None]) -> tuple[float, float]:
-    """Mean seconds of a call of each while the other one runs as well."""
-    paces: dict[int, float] = {}
-    errors: list[BaseException] = []
-    others: dict[int, bool] = {0: False, 1: False}
-
-    def work(place: int, call: Callable[[], None]) -> None:
-        try:
-            paces[place] = _pace(call)
-            others[place] = True
-            while not others[1 - place]:  # keep the other one company until it is done
-                call()
-        except BaseException as error:
-            others[place] = True
-            errors.append(error)
-
-    thread = threading.Thread(target=work, args=(1, second), daemon=True)
-    thread.start()
-    work(0, first)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return paces[0], paces[1]
+def compare_rounds(serial: Sequence[RoundRecord], overlapped: Sequence[RoundRecord]) -> tuple[float, float]:
+    """The same from the records of two runs with the same rounds; those that hold a prompt are left out."""
+    pairs = [
+        (one, other)
+        for one, other in zip(serial, overlapped, strict=False)
+        if one.index and other.ahead and one.n_rows == other.n_rows and one.target_s > 0
+    ]
+    alone = [record.propose_s / record.drafted for record in serial if record.index and record.drafted]
+    if not pairs or not alone or not median(alone):
+        return 1.0, 1.0
+    target = median(other.target_s / one.target_s for one, other in pairs)
+    draft = median(other.ahead_s / other.ahead for _, other in pairs) / median(alone)
+    return target, draft

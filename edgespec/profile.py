@@ -95,7 +95,7 @@ class TargetProfile:
 
 @dataclass(frozen=True)
 class DraftProfile:
-    """chances: conditional acceptance by position. contention: how much longer (target, draft) take side by side."""
+    """chances: conditional acceptance by position. contention: times of (target, draft) side by side over in turn."""
 
     kind: str
     device: str
@@ -338,7 +338,7 @@ def _measure_draft(llm: LLM, kind: str, run: _Calibration, effort: Effort, progr
         device=llm.options.draft_device,
         costs=DraftCosts(steps or {1: Spread(0.0, 0.0, 0.0, 0)}, catch_up),
         chances=_chances(judged),
-        contention=measure_contention(llm, kind, run.prompts[0]) if steps else (1.0, 1.0),
+        contention=measure_contention(llm, kind, run.prompts[:2]) if steps else (1.0, 1.0),
         bytes=_draft_bytes(head, llm.loaded.bundles.get(kind)),
         load_s=_load_seconds(llm, kind),
         measured_at=time.time(),

@@ -1,29 +1,28 @@
 """Two real sessions that share this machine's cores: what overlap takes here, against what the simulator says.
 
-The simulator's figures are measured apart from the runs that it is held against: calls of the target and draft passes
-alone and beside each other, host time and acceptance from serial runs, second choices by replay. Knows the Python API.
+The overlapped runs that the simulator is held against are no source of its figures: what the two cost each other is
+measured on other prompts, as `edgespec profile` does; calls, draft passes, host time and acceptance come from the
+serial runs, second choices from a replay. Knows the Python API.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from edgespec import LLM, SamplingParams
+from edgespec.contention import measure_contention as measure_pair
 from edgespec.draft.model import ModelDrafter
 from edgespec.sim import SCHEDULES, Scenario, predict
 from edgespec.stats import RunStats
-from edgespec.types import Proposal, Session
+from edgespec.types import Proposal
 from edgespec_bench.prompts import load_prompts
 
 __all__ = ["measure_contention"]
 
-PASSES = 60  # of the draft, alone and beside the target
-PREFIX = 64  # tokens in both caches meanwhile
+CALIBRATION = 2  # prompts, not among those that are measured
 
 
 def measure_contention(
@@ -42,14 +41,16 @@ def measure_contention(
     options: dict[str, Any] = {"threads": threads, "num_speculative_tokens": k}
     with LLM(model, draft="tinydraft", draft_model=draft_model, schedule="overlapped", **options) as llm:
         sides = {"serial": llm.variant(schedule="serial"), "overlapped": llm}
-        say("both sessions alone and beside each other")
+        say("what the two cost each other")
+        prompts = load_prompts("chat")[: n_prompts + CALIBRATION]
+        own = [llm.encode_chat(prompt.messages) for prompt in prompts[-CALIBRATION:]]
+        slowdown = measure_pair(llm, "tinydraft", own)
         n_rows = llm.exact.width(k + 1) if llm.exact else k + 1
-        target_slowdown, draft_slowdown, target_jitter = _beside(llm, n_rows)
         runs: dict[str, list[RunStats]] = {name: [] for name in SCHEDULES}
         n_identical = 0
         right = [0, 0]  # second choices that were right, and first ones that were wrong
-        for i, prompt in enumerate(load_prompts("chat")[:n_prompts]):
-            say(f"serial, overlapped: prompt {i + 1} of {n_prompts}")
+        for i, prompt in enumerate(prompts[:-CALIBRATION]):
+            say(f"serial, overlapped: prompt {i + 1} of {len(prompts) - CALIBRATION}")
             ids = llm.encode_chat(prompt.messages)
             texts = []
             for name, side in sides.items():
@@ -69,9 +70,9 @@ def measure_contention(
         tuple(chances),
         runner_up=right[0] / max(1, right[1]),
         host_s=median(r.host_s + r.draft_s - r.propose_s for r in full),
-        target_jitter=target_jitter,
-        target_slowdown=max(1.0, target_slowdown),
-        draft_slowdown=max(1.0, draft_slowdown),
+        target_jitter=_jitter([r.target_s for r in full]),
+        target_slowdown=slowdown[0],
+        draft_slowdown=slowdown[1],
     )
     result: dict[str, Any] = {"scenario": vars(scenario), "overlap": [s.overlap() for s in runs["overlapped"]]}
     result["identical"] = n_identical == len(runs["serial"])
@@ -83,41 +84,10 @@ def measure_contention(
     return result
 
 
-def _beside(llm: LLM, n_rows: int) -> tuple[float, float, float]:
-    """How much longer a call of `n_rows` rows and a draft pass take beside each other, and how calls vary alone."""
-    head: Any = llm.loaded.heads["tinydraft"]
-    target, draft = llm.target.open_session(), head.open_session()
-    tokens = [1 + i % 50 for i in range(PREFIX)]
-    for session in (target, draft):
-        session.forward(tokens, logits_rows=())
-    alone = _times(target, n_rows, PASSES // 4), _times(draft, 1, PASSES)
-    busy, times = threading.Event(), list[float]()
-
-    def verify() -> None:
-        while not busy.is_set():
-            times.extend(_times(target, n_rows, 1))
-
-    thread = threading.Thread(target=verify)
-    thread.start()
-    beside = _times(draft, 1, PASSES)
-    busy.set()
-    thread.join()
-    target.close()
-    draft.close()
-    spread = sorted(alone[0])
-    jitter = (spread[3 * len(spread) // 4] - spread[len(spread) // 4]) / median(spread)  # quartiles of an even spread
-    return median(times) / median(alone[0]), median(beside) / median(alone[1]), min(jitter, 0.9)
-
-
-def _times(session: Session, n_rows: int, n: int) -> list[float]:
-    """Seconds of each of `n` calls on top of the same prefix."""
-    times = []
-    for _ in range(n):
-        started = time.perf_counter()
-        session.forward([5] * n_rows, logits_rows=range(n_rows))
-        times.append(time.perf_counter() - started)
-        session.keep(PREFIX)
-    return times
+def _jitter(times: Sequence[float]) -> float:
+    """How calls vary, as the half width of an even spread with the same quartiles."""
+    ordered = sorted(times)
+    return min((ordered[3 * len(ordered) // 4] - ordered[len(ordered) // 4]) / median(ordered), 0.9)
 
 
 def _replay(llm: LLM, text: Sequence[int], n_prompt: int, k: int) -> list[tuple[int, Proposal]]:

@@ -27,7 +27,8 @@ class Scenario:
     draft_s: one draft step. acceptance: chance that a drafted token is accepted given those before it, by position; the
     last entry holds for later ones. runner_up: chance that the draft's second choice is right where its first is not.
     host_s: a round's work outside the devices. target_jitter, draft_jitter: times vary evenly by this share, up and
-    down. target_slowdown, draft_slowdown: how much longer each takes while the other is busy, >= 1.
+    down. target_slowdown, draft_slowdown: what each takes while the other is busy over what it takes in turn; under 1
+    where taking turns costs more, as each then evicts what the other has cached.
     Raises ConfigError for figures that cannot be.
     """
 
@@ -54,7 +55,7 @@ class Scenario:
             low, high = _RANGES[field.name]
             value = getattr(self, field.name)
             for one in value if isinstance(value, tuple) else (value,):
-                _check(field.name, one, low, high)
+                _check(field.name, one, low, high, is_open=field.name.endswith("_slowdown"))
 
     def verify_s(self, n_rows: int) -> float:
         """Seconds of a target call; raises ConfigError for more rows than were measured."""
@@ -74,6 +75,11 @@ class Scenario:
     def most_k(self) -> int:
         """Most tokens that a round can draft within the measured row counts."""
         return max(self.target_s) - 1
+
+    @property
+    def overlapped_draft_s(self) -> float:
+        """Seconds of a draft step that waits for no target, in an overlapped run: caches stay warm there, or not."""
+        return self.draft_s * min(1.0, self.draft_slowdown)
 
     def chance(self, position: int) -> float:
         """Acceptance at a position, the first being 0, given that those before it were accepted."""
@@ -138,8 +144,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "host_s": (0, math.inf),
     "target_jitter": (0, 0.99),
     "draft_jitter": (0, 0.99),
-    "target_slowdown": (1, math.inf),
-    "draft_slowdown": (1, math.inf),
+    "target_slowdown": (0, math.inf),
+    "draft_slowdown": (0, math.inf),
 }
 
 

@@ -108,7 +108,7 @@ def predict(scenario: Scenario, k: int, schedule: str = "serial") -> Prediction:
         target_s, late_s = sum(phase.target_s for phase in phases) / n, sum(phase.late_s for phase in phases) / n
         saved = sum(chances[outcome] * done for phase in phases for outcome, done in phase.done.items()) / n
         hit_rate = sum(chances[outcome] for phase in phases for outcome in phase.done) / n
-        draft_s -= saved * scenario.draft_s
+        draft_s = (k - saved) * scenario.overlapped_draft_s
     round_s = draft_s + target_s + late_s + scenario.host_s
     return Prediction(tokens, round_s, tokens * scenario.plain_s / round_s, hit_rate)
 
@@ -128,9 +128,10 @@ def simulate(
     jitter = _jitter(dice)
     run, n_ready = Simulation(schedule, k, seed), 0
     outcomes = _outcomes(scenario, k) if schedule == "overlapped" and k else []
+    step_s = scenario.overlapped_draft_s if schedule == "overlapped" else scenario.draft_s
     while run.tokens < n_tokens:
         for _ in range(k - n_ready):
-            _advance(run, "draft", "draft", scenario.draft_s * jitter(scenario.draft_jitter), n_spans)
+            _advance(run, "draft", "draft", step_s * jitter(scenario.draft_jitter), n_spans)
         phase = _verify(scenario, k, outcomes, jitter)
         at = run.seconds
         _advance(run, "target", "verify", phase.target_s, n_spans)
@@ -184,8 +185,8 @@ def _verify(scenario: Scenario, k: int, outcomes: Sequence[Outcome], jitter: Jit
     for outcome, n_ready in _steps_ahead(outcomes, k):
         if not is_worth_starting(outcome.chance, pass_s, usual_s - elapsed_s):
             break
-        alone_s = scenario.draft_s * jitter(scenario.draft_jitter)
-        beside_s = alone_s * scenario.draft_slowdown
+        share = jitter(scenario.draft_jitter)
+        alone_s, beside_s = scenario.overlapped_draft_s * share, pass_s * share
         progress_s = beside_s / scenario.target_slowdown  # what the target gets done in the meantime
         if n_ready:
             done[outcome.accepted, outcome.rank] = n_ready
