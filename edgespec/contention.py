@@ -26,7 +26,7 @@ DRAFTED, N_TOKENS = 3, 64  # of the runs: drafted a round, and in all (some 30 r
 
 
 def measure_contention(llm: LLM, kind: str, prompts: Sequence[list[int]]) -> tuple[float, float]:
-    """(target, draft): time of a verify call, and of a draft pass, overlapped over serial; (1, 1) for kinds that cannot.
+    """(target, draft): time of a verify call, and of a draft pass, overlapped over serial; (1, 1) where none can be.
 
     Under 1 where taking turns costs more, as each then evicts what the other has cached.
     """
