@@ -33,12 +33,13 @@ def measure_contention(llm: LLM, kind: str, prompts: Sequence[list[int]]) -> tup
     if kind in IN_FLIGHT_DRAFTS:
         return 1.0, 1.0
     info = llm.target.info
-    limits = [info.n_ctx - 1, *(n - 1 for n in (info.max_rows, llm.exact and llm.exact.max_rows) if n is not None)]
+    limits = [info.n_ctx, info.max_rows, llm.exact.max_rows if llm.exact else None]
+    k = max(1, min(DRAFTED, *(n - 1 for n in limits if n is not None)))
     runs: dict[str, list[RoundRecord]] = {}
     for schedule in ("serial", "overlapped"):
         variant = llm.variant(
             draft=kind,
-            num_speculative_tokens=max(1, min(DRAFTED, *limits)),
+            num_speculative_tokens=k,
             min_speculative_tokens=0,
             controller="fixed",
             tree=False,
