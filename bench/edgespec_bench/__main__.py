@@ -18,7 +18,8 @@ from edgespec_bench.contention import measure_contention
 from edgespec_bench.decode import DecodeOptions, measure
 from edgespec_bench.devices import DeviceCase, measure_devices
 from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
-from edgespec_bench.machine_card import commit
+from edgespec_bench.kernels import DEFAULT_ROWS, profile_round, table
+from edgespec_bench.machine_card import commit, machine_card, versions
 from edgespec_bench.peers import GENAI
 from edgespec_bench.speculation import measure_speculation
 from edgespec_bench.widen.command import command as widen_command
@@ -221,6 +222,22 @@ def auto(as_json: bool, **values: Any) -> None:
                 f"{row['auto_vs_best_fixed']['median']:.2f}x the best fixed ({row['best_fixed']})"
             )
     click.echo(json.dumps({**values, "commit": commit(), **result}, allow_nan=False))
+
+
+@main.command()
+@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle's folder.")
+@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("--rows", multiple=True, type=click.IntRange(1), default=DEFAULT_ROWS, show_default=True)
+@click.option("--repeats", default=24, show_default=True, type=click.IntRange(1))
+@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
+def kernels(model: str, threads: int, rows: tuple[int, ...], repeats: int, as_json: bool) -> None:
+    """Where the time of a target call goes: by part of the graph and number of rows."""
+    with _errors():
+        parts = profile_round(model, rows, threads, repeats)
+    if not as_json:
+        click.echo(table(parts))
+    card = {"machine": machine_card(), "versions": versions(), "commit": commit()}
+    click.echo(json.dumps({"model": model, "threads": threads, **card, "rows": parts}, allow_nan=False))
 
 
 @main.command()

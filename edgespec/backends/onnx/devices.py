@@ -84,16 +84,21 @@ def create_runtime(
     options: Mapping[str, str] | None = None,
     strict: bool = False,
     config: Mapping[str, str] | None = None,
+    profile: Path | None = None,
 ) -> Any:
     """An InferenceSession over the graph at `path`.
 
     device: as `find_device` gives it. options: of the provider, the user's. strict: raise where a node would fall back
-    to the CPU. config: further entries of the session's configuration.
+    to the CPU. config: further entries of the session's configuration. profile: how the name of a file begins that gets
+    the time of every node (a few microseconds a node slower), until `end_profiling` of the session.
     Raises BackendError with one sentence where it cannot load.
     """
     ort, located = import_onnxruntime(), locate(device)
     _check_external_data(path)
     settings = _session_options(device, threads, {**(config or {}), "session.record_ep_graph_assignment_info": "1"})
+    if profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(profile)
     chosen = provider_options(located, threads, options or {})
     try:
         runtime = _open(ort, path, settings, located, chosen)
