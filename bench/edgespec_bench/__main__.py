@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -20,7 +21,7 @@ from edgespec_bench.devices import DeviceCase, measure_devices
 from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
 from edgespec_bench.kernels import DEFAULT_ROWS, profile_round, table
 from edgespec_bench.machine_card import commit, machine_card, versions
-from edgespec_bench.peers import GENAI
+from edgespec_bench.peers import GENAI, PEERS, Peer, find_peer
 from edgespec_bench.speculation import measure_speculation
 from edgespec_bench.widen.command import command as widen_command
 
@@ -56,7 +57,7 @@ def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
     options = DecodeOptions(**values)
     with errors():
         if setup_peers:
-            _setup(options.model)
+            _setup(options.model, [GENAI])
         result = measure(options, say)
     if not as_json:
         _print_card(result)
@@ -232,7 +233,7 @@ def auto(as_json: bool, **values: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def kernels(model: str, threads: int, rows: tuple[int, ...], repeats: int, as_json: bool) -> None:
     """Where the time of a target call goes: by part of the graph and number of rows."""
-    with _errors():
+    with errors():
         parts = profile_round(model, rows, threads, repeats)
     if not as_json:
         click.echo(table(parts))
@@ -242,21 +243,26 @@ def kernels(model: str, threads: int, rows: tuple[int, ...], repeats: int, as_js
 
 @main.command()
 @click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
-@click.option("--setup", is_flag=True, help="Make its environment (some 2 GB) and build its model.")
-def peers(model: str, setup: bool) -> None:
-    """Show the peer engine, or set it up."""
+@click.option("--only", "names", multiple=True, help="Only these engines.")
+@click.option("--setup", is_flag=True, default=False, help="Make environments (some 4 GB in all) and models.")
+def peers(model: str, names: tuple[str, ...], setup: bool) -> None:
+    """Show the peer engines, or set them up, each in an environment of its own."""
     with errors():
+        chosen = [find_peer(name) for name in names] or list(PEERS)
         if setup:
-            _setup(model)
-    state = "ready" if GENAI.is_ready(model) else "not set up: add --setup"
-    click.echo(f"{GENAI.name} {GENAI.version}, {model}: {state} ({GENAI.folder})")
+            _setup(model, chosen)
+        for peer in chosen:
+            missing = peer.missing(model)
+            state = f"{missing}: add --setup" if missing else "ready"
+            click.echo(f"{peer.name} {peer.version}, {model}: {state} ({peer.folder})")
 
 
-def _setup(model: str) -> None:
+def _setup(model: str, chosen: Sequence[Peer]) -> None:
     from edgespec.pairs import source_path
 
-    if not GENAI.is_ready(model):
-        GENAI.setup(model, source_path(model), say)
+    source = source_path(model)
+    for peer in chosen:
+        peer.setup(model, source, say)
 
 
 def _print_card(result: dict[str, Any]) -> None:

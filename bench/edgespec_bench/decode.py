@@ -19,8 +19,8 @@ import numpy as np
 from edgespec_bench.fidelity import Passage, fidelity, float_bundle, model_logits, write_passages
 from edgespec_bench.machine_card import commit, machine_card, versions
 from edgespec_bench.memory import peak_memory
-from edgespec_bench.peers import GENAI, PeerProcess
 from edgespec_bench.prompts import load_prompts
+from edgespec_bench.sides import SideProcess, decode_tok_s, find_side
 from edgespec_bench.spread import paired_ratio, spread
 
 if TYPE_CHECKING:
@@ -85,11 +85,13 @@ def measure(options: DecodeOptions, say: Say) -> dict[str, Any]:
     return {**_headline(speeds, hosts, memory), **result, **_details(options, peer, speeds, hosts, fidelities, memory)}
 
 
-def _start_peer(options: DecodeOptions, say: Say) -> PeerProcess | None:
-    if not GENAI.is_ready(options.model):
-        say(f"{GENAI.name} is not set up, its fields stay empty: `python -m edgespec_bench peers --setup` changes that")
+def _start_peer(options: DecodeOptions, say: Say) -> SideProcess | None:
+    side = find_side("onnxruntime-genai/plain")
+    missing = side.missing(options.model)
+    if missing:
+        say(f"{missing}, so its fields stay empty: `python -m edgespec_bench peers --setup` changes that")
         return None
-    return GENAI.start(options.model, options.threads)
+    return side.start(options.model, options.threads)
 
 
 def _headline(speeds: Speeds, hosts: dict[str, Any], memory: Any) -> dict[str, Any]:
@@ -105,14 +107,14 @@ def _headline(speeds: Speeds, hosts: dict[str, Any], memory: Any) -> dict[str, A
 
 
 def _details(
-    options: DecodeOptions, peer: PeerProcess | None, speeds: Speeds, hosts: Any, fidelities: Any, memory: Any
+    options: DecodeOptions, peer: SideProcess | None, speeds: Speeds, hosts: Any, fidelities: Any, memory: Any
 ) -> dict[str, Any]:
     return {
         "model": options.model,
         "threads": options.threads,
         "n_tokens": options.n_tokens,
         "repeats": options.repeats,
-        "peer": None if peer is None else {"name": peer.name, "version": peer.version},
+        "peer": None if peer is None else {"name": peer.side.engine, "version": peer.version},
         "speed": speeds.to_dict(),
         "host": hosts,
         "fidelity": fidelities,
@@ -121,7 +123,7 @@ def _details(
 
 
 def plain_speeds(
-    llm: LLM, peer: PeerProcess | None, prompts: Sequence[list[int]], options: DecodeOptions, say: Say
+    llm: LLM, peer: SideProcess | None, prompts: Sequence[list[int]], options: DecodeOptions, say: Say
 ) -> Speeds:
     """Native plain decoding at T = 0 on both sides, in turns; the first turn of each is a warm-up."""
     speeds = Speeds()
@@ -134,7 +136,7 @@ def plain_speeds(
                 if theirs is not None:
                     speeds.peer.append(theirs)
         if turn >= 0:
-            beside = f", {peer.name} {spread(speeds.peer).median:.0f}" if peer else ""
+            beside = f", {peer.side.engine} {spread(speeds.peer).median:.0f}" if peer else ""
             say(f"plain decoding, turn {turn + 1} of {options.repeats}: {spread(speeds.ours).median:.0f} tok/s{beside}")
     return speeds
 
@@ -152,10 +154,8 @@ def _our_speed(llm: LLM, prompt: list[int], n_tokens: int) -> float:
     return (count - 1) / (last - first)
 
 
-def _peer_speed(peer: PeerProcess, prompt: list[int], n_tokens: int) -> float:
-    answer = peer.ask(do="decode", prompt=prompt, n_tokens=n_tokens)
-    speed: float = (len(answer["tokens"]) - 1) / answer["seconds"]
-    return speed
+def _peer_speed(peer: SideProcess, prompt: list[int], n_tokens: int) -> float:
+    return decode_tok_s(peer.decode(prompt, n_tokens))
 
 
 def _host_settings(options: DecodeOptions) -> dict[str, SamplingParams]:
@@ -188,7 +188,7 @@ def full_rounds(records: Sequence[RoundRecord], k: int) -> list[RoundRecord]:
 
 
 def both_fidelities(
-    llm: LLM, peer: PeerProcess | None, prompts: Sequence[list[int]], options: DecodeOptions, say: Say
+    llm: LLM, peer: SideProcess | None, prompts: Sequence[list[int]], options: DecodeOptions, say: Say
 ) -> dict[str, Any] | None:
     """KLD and top-1 agreement of both sides; None for a model whose float weights are not at hand."""
     from edgespec.errors import EdgeSpecError
@@ -211,7 +211,7 @@ def both_fidelities(
     }
 
 
-def _peer_logits(peer: PeerProcess, passages: Sequence[Passage]) -> list[Any]:
+def _peer_logits(peer: SideProcess, passages: Sequence[Passage]) -> list[Any]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "logits.npy")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +17,12 @@ from edgespec_bench.fidelity import Passage, fidelity, kl_divergence
 from edgespec_bench.machine_card import commit, machine_card, versions
 from edgespec_bench.memory import PeakMemory
 from edgespec_bench.memory_child import peak_bytes
-from edgespec_bench.peers import GENAI, Peer, PeerProcess
 from edgespec_bench.prompts import KINDS, load_prompts
 from edgespec_bench.spread import paired_ratio, spread
 from edgespec_bench.weights_folder import llama_config
 
 from edgespec import LLM, SamplingParams
-from edgespec.errors import BackendError, ConfigError
+from edgespec.errors import ConfigError
 from edgespec.testing import TableModel
 from edgespec.types import RoundRecord
 
@@ -111,56 +109,6 @@ def test_peak_is_read_from_the_kernel(tmp_path: Path) -> None:
     status.write_text("Name:\tpython\nVmPeak:\t  900 kB\nVmHWM:\t  123 kB\nVmRSS:\t  100 kB\n", encoding="ascii")
     assert peak_bytes(status) == 123 * 1024
     assert peak_bytes() > 2**20
-
-
-ECHO = """
-import json, sys
-print(json.dumps({"version": "9.9"}), flush=True)
-for line in sys.stdin:
-    request = json.loads(line)
-    if request["do"] == "die":
-        sys.exit(3)
-    print(json.dumps({"tokens": request["prompt"] * 2, "seconds": 0.5}), flush=True)
-"""
-
-
-def test_peer_answers_line_by_line_and_its_death_is_reported() -> None:
-    with PeerProcess("echo", [sys.executable, "-c", ECHO]) as peer:
-        assert peer.version == "9.9"
-        for prompt in ([1, 2], [7]):
-            assert peer.ask(do="decode", prompt=prompt)["tokens"] == prompt * 2
-        with pytest.raises(BackendError, match="echo ended with code 3"):
-            peer.ask(do="die")
-        with pytest.raises(BackendError, match="code 3"):
-            peer.ask(do="decode", prompt=[1])
-
-
-def test_a_peer_is_ready_only_with_environment_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    peer = Peer("engine", "1.0", (("engine==1.0",),))
-    assert peer.folder == tmp_path / "bench" / "engine-1.0"
-    assert not peer.is_ready("m")
-    with pytest.raises(ConfigError, match="peers --setup"):
-        peer.start("m", 2)
-    peer.python.parent.mkdir(parents=True)
-    peer.python.touch()
-    assert not peer.is_ready("m")
-    peer.model_folder("m").mkdir(parents=True)
-    (peer.model_folder("m") / "genai_config.json").touch()
-    assert peer.is_ready("m")
-
-
-@pytest.mark.parametrize("path", ["/models/m", "../m", "a/b", ".", ""])
-def test_a_path_is_no_name_for_a_peers_model(path: str) -> None:
-    """A path would lead out of the peer's folder, and what lies there is replaced by the build."""
-    with pytest.raises(ConfigError, match="no pair's name"):
-        GENAI.model_folder(path)
-
-
-def test_peer_packages_are_pinned() -> None:
-    packages = [package for group in GENAI.packages for package in group]
-    assert all(package.count("==") == 1 for package in packages)
-    assert f"{GENAI.name}=={GENAI.version}" in packages
 
 
 def test_weights_are_written_for_plain_llama_only() -> None:
