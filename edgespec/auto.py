@@ -99,7 +99,7 @@ def _decide(
         raise
     llm.forget()
     chosen, loaded = auto_options(options, plan), llm.loaded
-    loaded.costs, loaded.plan = profiles.costs, plan.summary()
+    loaded.expected, loaded.plan = profiles.expected, plan.summary()
     for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
         loaded.heads.pop(kind).close()
         loaded.bundles.pop(kind, None)

@@ -19,7 +19,7 @@ from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
 from edgespec.draft_bundle import PlainHead, open_draft
-from edgespec.engine.costs import MeasuredCosts
+from edgespec.engine.adaptive import Expectation
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, IncompatibleError, MissingDependencyError
 from edgespec.options import AUTO, BUNDLED_DRAFTS, EngineOptions
 from edgespec.pairs import draft_hint, is_local, resolve
@@ -55,7 +55,7 @@ class Loaded:
     heads: dict[str, Model | PlainHead] = field(default_factory=dict)
     bundles: dict[str, Path] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
-    costs: MeasuredCosts | None = None
+    expected: Expectation | None = None
     plan: dict[str, Any] = field(default_factory=dict)
 
     def working(self, kinds: Sequence[str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.contention import measure_contention
 from edgespec.cpu import cpu_identity
+from edgespec.engine.adaptive import Expectation
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
 from edgespec.machine import Profile, open_profile
 from edgespec.sampling import SamplingParams
@@ -136,9 +137,11 @@ class Profiles:
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
 
     @property
-    def costs(self) -> MeasuredCosts:
-        """All costs in one table, as a controller starts with them."""
-        return replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
+    def expected(self) -> Expectation:
+        """What a controller starts with: all costs in one table, and how often drafts were right."""
+        costs = replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
+        chances = {kind: draft.chances for kind, draft in self.drafts.items()}
+        return Expectation(costs, chances, self.target.guess)
 
 
 def profile_llm(

@@ -10,7 +10,6 @@ from typing import Any
 
 from edgespec.engine.adaptive import Learned
 from edgespec.engine.controller import Controller, create_controller
-from edgespec.engine.costs import CostTable
 from edgespec.engine.scheduler import Events, run_schedule
 from edgespec.loading import Loaded
 from edgespec.options import EngineOptions
@@ -30,7 +29,7 @@ class Steering:
     def __init__(self, options: EngineOptions, loaded: Loaded) -> None:
         self.options = options
         self.plan = loaded.plan
-        self.learned = Learned(CostTable(loaded.costs))
+        self.learned = Learned.expecting(loaded.expected)
         self.power = PowerMonitor()
         self.trace = Trace(path=options.trace) if options.trace else None
 

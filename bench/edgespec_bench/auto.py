@@ -56,7 +56,7 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         profiles = profile_llm(llm, effort=Effort(n_tokens=options.n_tokens), prompts=calibration)
         plan = make_plan([profiles], can_overlap=False)
         say(f"plan: {plan.chosen.label}, {plan.reason}")
-        llm.loaded.costs = profiles.costs
+        llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:
             speeds = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
     return {

@@ -45,6 +45,11 @@ class Acceptance:
         """How many recent judgements of the first position there are."""
         return self._tries[0] if self._tries else 0.0
 
+    def expect(self, chances: Sequence[float], weight: float) -> None:
+        """Start as if every position had been judged `weight` times with these shares of hits."""
+        self._tries = [weight] * len(chances)
+        self._hits = [weight * chance for chance in chances]
+
     def learn(self, drafted: int, accepted: int) -> None:
         """Take in one judged proposal: the accepted positions were right, the next one (if drafted) was wrong."""
         for place in range(min(drafted, accepted + 1)):

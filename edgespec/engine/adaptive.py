@@ -9,23 +9,24 @@ outlives requests and never reaches the text: under the coupled rule it does not
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from edgespec.engine.acceptance import FADE_REQUEST, FADE_ROUND, Acceptance, Calibration
 from edgespec.engine.controller import Controller
-from edgespec.engine.costs import KEPT, CostTable
+from edgespec.engine.costs import KEPT, CostTable, MeasuredCosts
 from edgespec.engine.ledger import Ledger
 from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, RoundRecord
 
-__all__ = ["AdaptiveController", "Learned"]
+__all__ = ["AdaptiveController", "Expectation", "Learned"]
 
 MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
 GUESS_PRIOR = 0.25  # of the free guess in a row that exact mode runs anyway
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
 FEW, SOON, LATE = 3, 8, 128  # a source tried fewer than 3 times gets a try 8 rounds after the last, another 128
 OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cost was seen seldom and then
+EXPECTED = 8.0  # judgements that a profile's acceptance is worth
 AMORTISED = 64  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
@@ -48,6 +49,18 @@ class _Rest:
         self.left, self.wait = self.wait, min(2 * self.wait, LONGEST_REST)
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """What a profile says before anything was decoded.
+
+    chances: source -> acceptance of each position, given that those before it were right. guess: of a free guess.
+    """
+
+    costs: MeasuredCosts
+    chances: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    guess: float = GUESS_PRIOR
+
+
 @dataclass
 class Learned:
     """What outlives a request: costs, acceptance, the account, and who is sitting out."""
@@ -62,6 +75,18 @@ class Learned:
     tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
     rounds: int = 0
     last_plain: int = 0  # the round that was plain last
+
+    @classmethod
+    def expecting(cls, expected: Expectation | None) -> Learned:
+        """To start with: as if a profile's acceptance had been seen EXPECTED times; nothing where None."""
+        if expected is None:
+            return cls()
+        learned = cls(CostTable(expected.costs))
+        learned.guess.expect([expected.guess], EXPECTED)
+        for source, chances in expected.chances.items():
+            learned.acceptance.setdefault((source, 0), Acceptance()).expect(chances, EXPECTED)
+            learned.known_k[source] = len(chances)
+        return learned
 
     def begin_request(self) -> None:
         """Another text: old evidence counts less, and whoever sits out may be tried again."""

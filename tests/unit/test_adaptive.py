@@ -10,7 +10,9 @@ from adaptive_world import PLAIN_S, KnowingDrafter, World, avoids_ngrams, make_w
 from loop_driver import Outcome, drafter, run
 
 from edgespec.draft.ngram import NgramDrafter
+from edgespec.engine.adaptive import Expectation, Learned
 from edgespec.engine.controller import create_controller
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread
 from edgespec.sampling import SamplingParams
 from edgespec.testing import TableModel
 from edgespec.types import ExactRows
@@ -42,6 +44,39 @@ def test_a_useless_draft_costs_next_to_nothing(row_s: float, step_s: float, n: i
     assert count <= 0.05 * 200 + 0.01 * (n - 200)
     assert seconds <= 1.03 * n * PLAIN_S
     assert world.memory.ledger.spent_count == count
+
+
+def expectation(row_s: float, step_s: float, chances: tuple[float, ...]) -> Expectation:
+    """What a profile of `make_world(row_s)` and a draft of that speed would say."""
+    rows = {n: Spread(*[PLAIN_S + (n - 1) * row_s] * 3, 5) for n in range(1, 10)}
+    draft = DraftCosts({k: Spread(*[k * step_s] * 3, 5) for k in range(1, 9)})
+    return Expectation(MeasuredCosts({64: rows}, 0.0, {"model": draft}), {"model": chances}, 0.0)
+
+
+@pytest.mark.parametrize(("row_s", "step_s"), COSTS)
+@pytest.mark.parametrize("n", [200, 700])
+def test_a_profile_that_promises_too_much_changes_no_bound(row_s: float, step_s: float, n: int) -> None:
+    world = make_world(row_s)
+    world.memory = Learned.expecting(expectation(row_s, step_s, (0.95, 0.95, 0.95, 0.95)))
+    draft = KnowingDrafter(world.truth(n), lambda _: False, step_s)
+    outcome = world.run([draft], n)
+    count, seconds = bill(outcome, world, step_s)
+    assert draft.asked
+    assert count <= 0.05 * 200 + 0.01 * (n - 200)
+    assert seconds <= 1.03 * n * PLAIN_S
+
+
+@pytest.mark.parametrize(("expected", "first"), [((0.9, 0.9, 0.9, 0.9), 4), ((0.5, 0.1), 1), (None, None)])
+def test_what_the_profile_expects_is_drafted_from_the_first_round(
+    expected: tuple[float, ...] | None, first: int | None
+) -> None:
+    """Without a profile the first rounds measure plain steps, and lengths are tried one by one."""
+    world, n = make_world(1.0), 60
+    if expected:
+        world.memory = Learned.expecting(expectation(1.0, 0.2, expected))
+    draft = KnowingDrafter(world.truth(n), lambda _: True, 0.2)
+    record = [r for r in world.run([draft], n).stats.records if r.index][0]
+    assert record.asked_k == (first or 0)
 
 
 @pytest.mark.parametrize(("row_s", "step_s"), COSTS[:4])

@@ -55,7 +55,8 @@ def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None
     assert 0.0 <= model.chances[0] <= 1.0
     assert model.contention[0] == 1.0  # a call on a clock of its own takes what it takes
     assert model.contention[1] > 0.0
-    assert found.costs.seconds(5, 100) == pytest.approx(15.0)
+    assert found.expected.costs.seconds(5, 100) == pytest.approx(15.0)
+    assert found.expected.chances == {"model": model.chances}
     assert len(found.target.texts) == 2
     assert all(len(text) == 16 for _, text in found.target.texts)
     assert set(found.drafts) == {"model"}
