@@ -13,6 +13,7 @@ from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
+from edgespec_bench.article.command import article, scaled
 from edgespec_bench.auto import AutoOptions, measure_auto
 from edgespec_bench.console import errors, say
 from edgespec_bench.contention import measure_contention
@@ -277,7 +278,8 @@ def _print_card(result: dict[str, Any]) -> None:
         click.echo(f"memory           {result['memory']}")
 
 
-main.add_command(widen_command)
+for extra in (widen_command, article, scaled):
+    main.add_command(extra)
 
 if __name__ == "__main__":
     main(prog_name="python -m edgespec_bench")
