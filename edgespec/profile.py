@@ -43,16 +43,38 @@ Progress = Callable[..., None]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. repeats: of V(n). budget_s: for V(n) at one context, after one pass over the row counts."""
+    """How much is measured. rows: V(n) of these. contexts: cached tokens that it is measured on. repeats: of V(n).
 
+    budget_s: for V(n) at one context, after one pass over the row counts. depths: k of the runs that measure drafts.
+    texts_s: for all texts of one draft, at the speed of plain decoding; slow targets write shorter ones.
+    """
+
+    rows: tuple[int, ...] = ROWS
+    contexts: tuple[int, ...] = CONTEXTS
     repeats: int = 7
     budget_s: float = 4.0
     n_tokens: int = 64
     n_prompts: int = len(PROMPTS)
-    depths: tuple[int, ...] = (1, 3, 6)  # k of the runs that measure drafts
+    depths: tuple[int, ...] = (1, 3, 6)
+    texts_s: float = 60.0
+
+    def tokens_within(self, step_s: float) -> int:
+        """Tokens of each text where a plain step takes `step_s`; eight at least, or n_tokens where that is less."""
+        affordable = self.texts_s / (self.n_prompts * len(self.depths) * max(step_s, 1e-9))
+        return max(min(8, self.n_tokens), min(self.n_tokens, int(affordable)))
 
 
-QUICK = Effort(repeats=3, budget_s=1.0, n_tokens=40, n_prompts=3, depths=(1, 4))
+# At first use: V(n) as far as a plan drafts, and a few seconds in all.
+QUICK = Effort(
+    rows=tuple(range(1, 10)),
+    contexts=(64, 512),
+    repeats=5,
+    budget_s=0.5,
+    n_tokens=40,
+    n_prompts=3,
+    depths=(1, 4),
+    texts_s=3.0,
+)
 
 
 @dataclass(frozen=True)
@@ -168,6 +190,7 @@ def profile_llm(
         if found is None:
             found = _measure_target_profile(llm, run, effort, load_s, progress)
             _keep(store, key, found, is_kept)
+        run.fit(effort, found.costs.target)
         profiles = Profiles(found)
         for kind in llm.working_drafts:
             if kind == "ngram":
@@ -213,10 +236,10 @@ def measure_target(
     """Cached tokens -> rows -> seconds of a call, on a session of its own. Row counts that exact mode never runs are
     left out; one row, the native plain step, is always in. Row counts take turns, so that a slow moment hits all."""
     info = model.info
-    most = min(ROWS[-1], info.max_rows or ROWS[-1], (info.max_rewind or ROWS[-1]))
-    widths = sorted({1, *(n if exact is None else exact.width(n) for n in ROWS)})
+    widths = sorted({1, *(n if exact is None else exact.width(n) for n in effort.rows)})
+    most = min(n for n in (widths[-1], info.max_rows, info.max_rewind) if n)
     widths = [n for n in widths if n <= most or n == 1]
-    contexts = [n for n in CONTEXTS if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
+    contexts = [n for n in effort.contexts if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
     session, table = model.open_session(), {}
     try:
         for n_past in contexts:
@@ -255,6 +278,7 @@ def _measure_target_profile(
     llm: LLM, run: _Calibration, effort: Effort, load_s: float, progress: Progress | None
 ) -> TargetProfile:
     target = measure_target(llm.target, llm.exact, effort, progress)
+    run.fit(effort, target)
     texts, records = run.generate("none", 1)
     host = [r.host_s for r in records if r.index]
     free = [r for r in records if r.source == FILLER]
@@ -281,6 +305,10 @@ class _Calibration:
 
     def __init__(self, llm: LLM, prompts: list[list[int]], n_tokens: int) -> None:
         self.llm, self.prompts, self.n_tokens = llm, prompts, n_tokens
+
+    def fit(self, effort: Effort, target: Mapping[int, Mapping[int, Spread]]) -> None:
+        """Shorten the texts to what `effort` allows at the target's speed."""
+        self.n_tokens = min(self.n_tokens, effort.tokens_within(target[min(target)][1].median))
 
     def generate(self, draft: str, k: int) -> tuple[list[list[int]], list[RoundRecord]]:
         """(texts, round records); every prompt begins with empty caches."""

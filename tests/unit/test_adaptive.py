@@ -75,7 +75,7 @@ def test_what_the_profile_expects_is_drafted_from_the_first_round(
     if expected:
         world.memory = Learned.expecting(expectation(1.0, 0.2, expected))
     draft = KnowingDrafter(world.truth(n), lambda _: True, 0.2)
-    record = [r for r in world.run([draft], n).stats.records if r.index][0]
+    record = next(r for r in world.run([draft], n).stats.records if r.index)
     assert record.asked_k == (first or 0)
 
 

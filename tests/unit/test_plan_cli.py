@@ -15,7 +15,7 @@ from edgespec.sim import Scenario
 from edgespec.testing.onnx_models import write_bundle
 from edgespec.testing.tiny import TinySpec
 
-SMALL = Effort(repeats=2, budget_s=5.0, n_tokens=12, n_prompts=2, depths=(1, 3))
+SMALL = Effort(repeats=2, budget_s=5.0, n_tokens=12, n_prompts=2, depths=(1, 3), texts_s=1e6)
 PAIR = ("--draft", "ngram,model")
 
 

@@ -20,7 +20,7 @@ from edgespec.testing import LatencyModel, TableModel
 from edgespec.testing.latency import FakeClock
 from edgespec.types import ExactRows
 
-SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3))
+SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3), texts_s=1e6)
 
 
 def slow_table(step_s: float, row_s: float, **options: Any) -> LatencyModel:
@@ -60,6 +60,16 @@ def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None
     assert len(found.target.texts) == 2
     assert all(len(text) == 16 for _, text in found.target.texts)
     assert set(found.drafts) == {"model"}
+
+
+@pytest.mark.parametrize(("step_s", "n_tokens"), [(0.01, 16), (0.19, 10), (30.0, 8)])
+def test_a_slow_target_writes_shorter_texts_at_first_use(step_s: float, n_tokens: int, tmp_path: Path) -> None:
+    """So that a first use takes seconds: 8 seconds for 2 texts and 2 lengths are 10 tokens each at 0.19 s a step."""
+    effort = dataclasses.replace(SMALL, rows=(1, 2, 3, 4, 5), texts_s=8.0)
+    llm = LLM(slow_table(step_s, 0.0), draft="ngram", exact=False)
+    found = profile_llm(llm, effort=effort, store=Profile(tmp_path / "machine.json")).target
+    assert [len(text) for _, text in found.texts] == [n_tokens] * 2
+    assert sorted(found.costs.target[64]) == [1, 2, 3, 4, 5]
 
 
 def test_a_profile_is_measured_once_and_again_when_it_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
