@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "Generate text from a prompt, with speculation.",
     "pull": "Fetch a known model and convert it for this machine.",
     "list": "List the known models and which are here.",
+    "info": "Say what a model that is here is made of.",
     "export": "Convert weights into a bundle.",
     "train": "Train a draft for a target, on text that the target wrote.",
     "profile": "Measure what a model and its drafts cost on this machine.",

@@ -201,6 +201,12 @@ def test_what_is_synthetic_says_so_everywhere(pair: str) -> None:
     assert "widened 3 times, with noise of 0.2500" in info.synthetic
     listed = CliRunner().invoke(edgespec, ["list"], standalone_mode=False).output
     assert "SYNTHETIC, for measuring speed: tiny-llama widened 3 times" in listed
+    shown = CliRunner().invoke(edgespec, ["info", "tiny-llama-x3"], standalone_mode=False).output
+    assert "SYNTHETIC: tiny-llama widened 3 times" in shown
+    assert "2 layers of 192, 12 heads on 6" in shown
+    assert "SYNTHETIC" not in CliRunner().invoke(edgespec, ["info", pair], standalone_mode=False).output
+    as_json = CliRunner().invoke(edgespec, ["info", "tiny-llama-x3", "--json"], standalone_mode=False).output
+    assert json.loads(as_json)["synthetic"] == info.synthetic
     with LLM("tiny-llama-x3", draft="model", draft_model=pair, threads=1) as llm:
         output = llm.generate(["abc"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
         assert any("tiny-llama-x3 is synthetic: tiny-llama widened" in note for note in output.stats.notes)

@@ -29,26 +29,25 @@ __all__ = ["WidenOptions", "wide_name", "widen"]
 
 Say = Callable[[str], None]
 Report = Callable[[str, int, int], None]
-HIGHEST = 1.5  # noise beyond which nothing of the original is left
+HIGHEST = 1.06  # times the root of the factor: noise beyond which nothing of the original is left
 
 
 @dataclass(frozen=True)
 class WidenOptions:
     """factor: 2 or 3. acceptance, tolerance: of `model` as a draft. noise: its size, None to look for it.
 
-    n_prompts, n_tokens: calibration tasks, new tokens of each. highest: the largest noise that is tried.
+    n_prompts, n_tokens: calibration tasks, new tokens of each.
     """
 
     model: str = "smollm2-135m"
     factor: int = 2
     acceptance: float = 0.70
-    tolerance: float = 0.01
+    tolerance: float = 0.015
     noise: float | None = None
     seed: int = 0
     n_prompts: int = 24
     n_tokens: int = 96
     threads: int = 2
-    highest: float = HIGHEST
 
     def __post_init__(self) -> None:
         if self.factor not in FACTORS:
@@ -105,7 +104,7 @@ def _calibrated(
             bundle = export_model(source, Path(folder) / "bundle", _alone(options.model), report)
             return agreement(bundle, draft, prompts, options.n_tokens, options.threads)
 
-    found = calibrate(measure, options.acceptance, options.tolerance, 0.0, options.highest, say)
+    found = calibrate(measure, options.acceptance, options.tolerance, 0.0, HIGHEST * math.sqrt(options.factor), say)
     return found.size, found.agreement
 
 
