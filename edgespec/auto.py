@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import zoo
 from edgespec.bundle import Bundle
+from edgespec.contention import shared_place
 from edgespec.devices import Device
+from edgespec.errors import ConfigError
 from edgespec.loading import Loaded, ModelSource, kind_of, load
-from edgespec.options import AUTO, EngineOptions
+from edgespec.options import AUTO, IN_FLIGHT_DRAFTS, EngineOptions
 from edgespec.pairs import resolve
 from edgespec.planner import MOST_K, Plan, make_plan
 from edgespec.profile import QUICK, profile_llm
@@ -29,15 +31,17 @@ OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft
 Progress = Callable[..., None]
 
 
-def candidate_kinds(folder: Path | None, most: int | None = None) -> tuple[str, ...]:
+def candidate_kinds(folder: Path | None, most: int | None = None, *, ahead: bool = False) -> tuple[str, ...]:
     """Draft kinds worth measuring for the target in `folder`, the most accepted first, n-gram always among them.
 
     Early exit is left out: it needs the target in parts, which is slower without it. most: trained kinds at most.
+    ahead: only those that can draft while the target verifies.
     """
     if folder is None or not (folder / "bundle.json").is_file():
         return ("ngram",)
     target = Bundle.open(folder)
-    known = [draft for draft in zoo.list_drafts(target.info.name) if draft.kind != "early-exit"]
+    left_out = {"early-exit", *(IN_FLIGHT_DRAFTS if ahead else ())}
+    known = [draft for draft in zoo.list_drafts(target.info.name) if draft.kind not in left_out]
     fitting = [draft for draft in known if zoo.fits(draft, target)]
     fitting.sort(key=lambda draft: -_promise(draft.acceptance))
     return ("ngram", *(draft.kind for draft in fitting[:most]))
@@ -76,11 +80,8 @@ def _decide(
 
     runtime = Device.parse(options.device).runtime
     folder = resolve(model, progress=progress, runtime=runtime) if isinstance(model, (str, Path)) else None
-    kinds = [*candidate_kinds(folder, most=MOST_TRAINED)]
-    given = None if draft_model is None else kind_of(draft_model)
-    if given is not None and given not in kinds:
-        kinds.append(given)
-    fields = {name: getattr(options, name) for name in EngineOptions.names() if name != "draft"}
+    kinds = _kinds(folder, draft_model, options)
+    fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in ("draft", "schedule")}
     if kinds == ["ngram"]:
         fields.update({name: EngineOptions.__dataclass_fields__[name].default for name in OF_DRAFT_MODELS})
     llm = LLM(
@@ -93,7 +94,7 @@ def _decide(
     )
     try:
         profiles = profile_llm(llm, effort=QUICK, progress=progress)
-        plan = make_plan([profiles], can_overlap=False)
+        plan = make_plan([profiles], schedule=options.schedule)
     except BaseException:
         llm.close()
         raise
@@ -110,8 +111,25 @@ def _decide(
     return chosen, loaded
 
 
+def _kinds(folder: Path | None, draft_model: ModelSource | None, options: EngineOptions) -> list[str]:
+    """Draft kinds to measure; raises ConfigError where none of them can be run under the schedule that is asked for."""
+    is_ahead = options.schedule == "overlapped"
+    kinds = [*candidate_kinds(folder, MOST_TRAINED, ahead=is_ahead)]
+    if options.schedule is None and not shared_place(options.device, options.draft_device, options.threads):
+        kinds += candidate_kinds(folder, MOST_TRAINED, ahead=True)
+    given = None if draft_model is None else kind_of(draft_model)
+    if given is not None and not (is_ahead and given in IN_FLIGHT_DRAFTS):
+        kinds.append(given)
+    if is_ahead and kinds == ["ngram"]:
+        raise ConfigError(
+            "schedule='overlapped' (--schedule overlapped) with draft='auto': there is no draft with weights here that "
+            "can work while the target verifies; give one (--draft-model), or drop the schedule"
+        )
+    return list(dict.fromkeys(kinds))
+
+
 def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
-    """`options` with the drafts of the plan under the adaptive controller.
+    """`options` with the drafts and the schedule of the plan, under the adaptive controller.
 
     The chosen drafts go with n-gram, which costs nothing where it has no match. A length or a controller that differs
     from the default was set by the user and stays.
@@ -122,6 +140,7 @@ def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
     return replace(
         options,
         draft=",".join(drafts) or "none",
+        schedule=plan.chosen.schedule if drafts else None,
         controller="adaptive" if options.controller == defaults.controller else options.controller,
         num_speculative_tokens=max(MOST_K, k) if k == defaults.num_speculative_tokens else k,
     )

@@ -3,7 +3,7 @@
 Measured as decoding uses it: the same text once serially and once overlapped, by the production code, round against
 round. Apart from a run it is easily wrong: beside a draft that passes without a rest the first calls of a new thread
 took twice as long, until the system gave it a core of its own, and a few such calls were all that was seen.
-What follows from the figures is for the planner.
+What follows from the figures is for the planner; whether the two have cores of their own at all is said here too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
+from edgespec.cpu import default_threads
+from edgespec.devices import Device
 from edgespec.options import IN_FLIGHT_DRAFTS
 from edgespec.sampling import SamplingParams
 from edgespec.types import RoundRecord
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from edgespec.llm import LLM
 
-__all__ = ["compare_rounds", "measure_contention"]
+__all__ = ["compare_rounds", "measure_contention", "shared_place"]
 
 DRAFTED, N_TOKENS = 3, 64  # of the runs: drafted a round, and in all (some 30 rounds)
 
@@ -67,3 +69,19 @@ def compare_rounds(serial: Sequence[RoundRecord], overlapped: Sequence[RoundReco
     target = median(other.target_s / one.target_s for one, other in pairs)
     draft = median(other.ahead_s / other.ahead for _, other in pairs) / median(alone)
     return target, draft
+
+
+def shared_place(target: str, draft: str, threads: int | None) -> str | None:
+    """What two models on these devices would take from each other side by side; None where each has its own.
+
+    On processors that is a thread for each of the fast cores, and half of them for either at most. threads: of each
+    model, None for the default.
+    """
+    if {Device.parse(target).kind, Device.parse(draft).kind} != {"cpu"}:
+        return f"target and draft share {target}" if target == draft else None
+    n_cores = default_threads()
+    n_threads = threads or n_cores
+    if 2 * n_threads <= n_cores:
+        return None
+    hint = f"; --threads {n_cores // 2}" if n_cores > 1 else ""
+    return f"target and draft share {n_cores} cores with {n_threads} threads each{hint}"

@@ -44,7 +44,8 @@ class EngineOptions:
     to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
     decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of their providers,
     as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its model, and a draft
-    that fails. schedule: serial | overlapped (the draft prepares for a round's outcomes while the target verifies it).
+    that fails. schedule: serial | overlapped (the draft prepares for a round's outcomes while the target verifies it);
+    None: serial, or with draft="auto" the plan's.
     trace: file that gets a trace of the requests, for Perfetto. verifier: coupled | rejection | block | typical (the
     last only with lossy="typical").
     Raises ConfigError with the allowed range, or naming the two settings that exclude each other.
@@ -70,7 +71,7 @@ class EngineOptions:
     device_options: Mapping[str, str] | Sequence[str] = ()
     draft_device_options: Mapping[str, str] | Sequence[str] = ()
     strict_device: bool = False
-    schedule: str = "serial"
+    schedule: str | None = None
     trace: str | None = None
 
     def __post_init__(self) -> None:
@@ -153,10 +154,10 @@ class EngineOptions:
             raise ConfigError("tree=True (--tree) would have no effect, as draft='none' drafts nothing")
 
     def _check_schedule(self) -> None:
+        if self.schedule in (None, "serial"):
+            return
         if self.schedule not in SCHEDULES:
             raise ConfigError(f"schedule={self.schedule!r} is not known: use {', '.join(SCHEDULES)}")
-        if self.schedule == "serial":
-            return
         chosen = "schedule='overlapped' (--schedule overlapped)"
         if not self.drafts:
             raise ConfigError(f"{chosen} would have no effect, as draft='none' drafts nothing")

@@ -7,7 +7,7 @@ round, by replaying the calibration texts; the overlapped schedule by `edgespec.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from edgespec.errors import ConfigError
 from edgespec.options import IN_FLIGHT_DRAFTS
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.replay import Pace, Yield, replay
-from edgespec.sim import Scenario, predict
+from edgespec.sim import SCHEDULES, Scenario, predict
 
 __all__ = ["MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
 
@@ -97,15 +97,20 @@ class Plan:
 
 
 def make_plan(
-    profiles: Sequence[Profiles], *, memory_budget: int | None = None, prefer: str = "speed", can_overlap: bool = True
+    profiles: Sequence[Profiles],
+    *,
+    memory_budget: int | None = None,
+    prefer: str = "speed",
+    schedule: str | None = None,
 ) -> Plan:
     """The plan over all profiled combinations of devices. memory_budget: bytes for weights and caches of both models.
 
-    can_overlap: whether the overlapped schedule may be chosen. Raises ConfigError where nothing fits the budget.
+    schedule: the only one that a draft may run under, also where it shares cores with the target; None for the better
+    one of those that fit. Raises ConfigError where nothing fits the budget.
     """
     if prefer not in PREFERENCES:
         raise ConfigError(f"prefer={prefer!r} is not known: use {' or '.join(PREFERENCES)}")
-    found = [candidate for one in profiles for candidate in _candidates(one, memory_budget, can_overlap)]
+    found = [candidate for one in profiles for candidate in _candidates(one, memory_budget, schedule)]
     able = sorted((c for c in found if c.obstacle is None), key=lambda c: _order(c, prefer))
     if not able:
         least = min(found, key=lambda c: c.bytes)
@@ -163,6 +168,8 @@ class _Maker:
     target: TargetProfile
     plain: Yield
     memory_budget: int | None
+    schedule: str | None
+    shared: Mapping[str, str]
 
     def make(
         self,
@@ -172,10 +179,10 @@ class _Maker:
         draft: DraftProfile | None = None,
         controller: str = "fixed",
         schedule: str = "serial",
-        obstacle: str | None = None,
     ) -> Candidate:
         target, plain = self.target, self.plain
         n_bytes = target.bytes + (draft.bytes if draft else 0)
+        obstacle = self._obstacle(draft, schedule) if kinds != "none" else None
         if self.memory_budget is not None and n_bytes > self.memory_budget:
             obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(self.memory_budget)}"
         return Candidate(
@@ -193,6 +200,14 @@ class _Maker:
             obstacle=obstacle,
         )
 
+    def _obstacle(self, draft: DraftProfile | None, schedule: str) -> str | None:
+        """Why a draft may not be run under a schedule; None where it may."""
+        if self.schedule not in (None, schedule):
+            return f"schedule={self.schedule!r} is asked for"
+        if schedule == "serial" or draft is None:
+            return None
+        return IN_FLIGHT_DRAFTS.get(draft.kind) or (None if self.schedule else self.shared.get(draft.kind))
+
     def _energy(self, yields: Yield, draft: DraftProfile | None) -> float:
         """Of a token, where a plain step takes 1."""
         weight = draft.bytes / self.target.bytes if draft and self.target.bytes else 0.0
@@ -202,21 +217,23 @@ class _Maker:
         return (static + read + compute) / yields.tokens
 
 
-def _candidates(profiles: Profiles, memory_budget: int | None, can_overlap: bool) -> list[Candidate]:
+def _candidates(profiles: Profiles, memory_budget: int | None, schedule: str | None) -> list[Candidate]:
     target, drafts, most = profiles.target, profiles.drafts, _most_k(profiles.target)
     plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
-    maker = _Maker(target, plain, memory_budget)
+    maker = _Maker(target, plain, memory_budget, schedule, profiles.shared)
     found = [maker.make("none", 0, plain)]
     for k in range(1, most + 1):
         found.append(maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)))
         for draft in drafts.values():
-            found += _fixed(maker, draft, k, most, can_overlap)
+            found += _fixed(maker, draft, k, most)
     mixes: list[tuple[bool, DraftProfile | None]] = [(True, None)]
     mixes += [(has_ngram, draft) for draft in drafts.values() for has_ngram in (True, False)]
     for has_ngram, own in mixes:
         kinds = ["ngram"] * has_ngram + ([own.kind] if own else [])
-        yields = replay(target, {own.kind: own} if own else {}, has_ngram, most, Pace.ADAPTIVE)
-        found.append(maker.make(",".join(kinds), most, yields, own, "adaptive"))
+        for name in SCHEDULES if own else SCHEDULES[:1]:
+            saved = _saved(target, own, most) if own and name == "overlapped" else {}
+            yields = replay(target, {own.kind: own} if own else {}, has_ngram, most, Pace.ADAPTIVE, saved)
+            found.append(maker.make(",".join(kinds), most, yields, own, "adaptive", name))
     return found
 
 
@@ -225,10 +242,21 @@ def _most_k(target: TargetProfile) -> int:
     return max(0, min(MOST_K, measured - 1))
 
 
-def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int, can_overlap: bool) -> list[Candidate]:
+def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int) -> list[Candidate]:
     """The serial and the overlapped candidate of a draft model at a fixed k."""
-    target, at = maker.target, mean_past(maker.target)
-    scenario = Scenario(
+    target, found = maker.target, []
+    scenario = _scenario(target, draft, k, most)
+    for schedule in SCHEDULES:
+        expected = predict(scenario, k, schedule)
+        yields = Yield(expected.tokens_per_round, 1, expected.round_s, target.width(1 + k), k)
+        found.append(maker.make(draft.kind, k, yields, draft, "fixed", schedule))
+    return found
+
+
+def _scenario(target: TargetProfile, draft: DraftProfile, k: int, most: int) -> Scenario:
+    """The pair's figures in the middle of the calibration texts, a draft step as it costs in proposals of `k`."""
+    at = mean_past(target)
+    return Scenario(
         target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)},
         draft_s=draft.costs.seconds(k) / k,
         acceptance=draft.chances,
@@ -236,12 +264,14 @@ def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int, can_overlap: b
         target_slowdown=draft.contention[0],
         draft_slowdown=draft.contention[1],
     )
-    found = []
-    for schedule in ("serial", "overlapped"):
-        expected = predict(scenario, k, schedule)
-        yields = Yield(expected.tokens_per_round, 1, expected.round_s, target.width(1 + k), k)
-        obstacle = _no_overlap(draft.kind, can_overlap) if schedule == "overlapped" else None
-        found.append(maker.make(draft.kind, k, yields, draft, "fixed", schedule, obstacle))
+
+
+def _saved(target: TargetProfile, draft: DraftProfile, most: int) -> dict[int, float]:
+    """k -> seconds that a round is expected to be shorter overlapped than serially."""
+    found = {}
+    for k in range(1, most + 1):
+        serial, overlapped = (predict(_scenario(target, draft, k, most), k, name).round_s for name in SCHEDULES)
+        found[k] = serial - overlapped
     return found
 
 
@@ -255,13 +285,6 @@ def scenario_json(target: TargetProfile, draft: DraftProfile) -> dict[str, Any]:
         "host_ms": 1e3 * target.costs.host_s,
         "contention": {"target": draft.contention[0], "draft": draft.contention[1]},
     }
-
-
-def _no_overlap(kind: str, can_overlap: bool) -> str | None:
-    """Why a kind may not be run overlapped; None where it may."""
-    if kind in IN_FLIGHT_DRAFTS:
-        return IN_FLIGHT_DRAFTS[kind]
-    return None if can_overlap else "the overlapped schedule is off"
 
 
 def mean_past(target: TargetProfile) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.contention import measure_contention
+from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
 from edgespec.engine.adaptive import Expectation
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
@@ -153,10 +153,11 @@ class DraftProfile:
 
 @dataclass
 class Profiles:
-    """What is known of one loaded target and its drafts."""
+    """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target."""
 
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
 
     @property
     def expected(self) -> Expectation:
@@ -202,6 +203,9 @@ def profile_llm(
                 draft = _measure_draft(llm, kind, run, effort, progress)
                 _keep(store, draft_key, draft, is_known)
             profiles.drafts[kind] = draft
+            device = llm.loaded.draft_uses[kind].device
+            if shared := shared_place(llm.target.info.device, device, llm.options.threads):
+                profiles.shared[kind] = shared
     return profiles
 
 

@@ -54,13 +54,24 @@ class _Choice(NamedTuple):
     rate: float
 
 
-def replay(target: TargetProfile, drafts: Mapping[str, DraftProfile], has_ngram: bool, k: int, pace: Pace) -> Yield:
-    """Run the rounds of every text with these drafts, at most `k` tokens each."""
+def replay(
+    target: TargetProfile,
+    drafts: Mapping[str, DraftProfile],
+    has_ngram: bool,
+    k: int,
+    pace: Pace,
+    saved: Mapping[int, float] | None = None,
+) -> Yield:
+    """Run the rounds of every text with these drafts, at most `k` tokens each.
+
+    saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
+    """
     total = Yield()
     has_luck = bool(drafts) or target.guess > 0.0
     for turn in range(TURNS if has_luck else 1):
         for index, (prompt, text) in enumerate(target.texts):
-            _Replay(target, drafts, has_ngram, k, pace, random.Random(f"{turn} {index}")).run(prompt, text, total)
+            dice = random.Random(f"{turn} {index}")
+            _Replay(target, drafts, has_ngram, k, pace, dice, saved or {}).run(prompt, text, total)
     if not total.tokens:  # every text was empty: a single plain step stands for them
         total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s, target.width(1))
     return total
@@ -75,7 +86,9 @@ class _Replay:
         k: int,
         pace: Pace,
         dice: random.Random,
+        saved: Mapping[int, float],
     ) -> None:
+        self.saved = saved
         self.target, self.drafts, self.k, self.pace, self.dice = target, drafts, k, pace, dice
         self.ngram = NgramDrafter() if has_ngram else None
 
@@ -145,4 +158,4 @@ class _Replay:
         call = costs.seconds(self.target.width(1 + choice.k), at) + costs.host_s
         if choice.source in (None, "ngram"):
             return call
-        return call + self.drafts[choice.source].costs.seconds(choice.k)
+        return call + self.drafts[choice.source].costs.seconds(choice.k) - self.saved.get(choice.k, 0.0)

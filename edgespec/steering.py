@@ -48,7 +48,7 @@ class Steering:
     def run(self, events: Events, drafters: Sequence[Drafter]) -> Iterator[Committed]:
         """Drive one request's round loop; closing this iterator cancels it. The trace is written at its end."""
         try:
-            yield from run_schedule(self.options.schedule, events, drafters, self.trace)
+            yield from run_schedule(self.options.schedule or "serial", events, drafters, self.trace)
         finally:
             if self.trace:
                 self.trace.save()

@@ -54,7 +54,7 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         say(f"calibrating on {options.n_prompts // 2} prompts of each kind, drafts {drafts}")
         calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
         profiles = profile_llm(llm, effort=Effort(n_tokens=options.n_tokens), prompts=calibration)
-        plan = make_plan([profiles], can_overlap=False)
+        plan = make_plan([profiles], schedule="serial")
         say(f"plan: {plan.chosen.label}, {plan.reason}")
         llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:

@@ -59,9 +59,8 @@ ENGINE = (
     click.option(
         "--schedule",
         type=click.Choice(SCHEDULES),
-        default="serial",
-        show_default=True,
-        help="overlapped: the draft works while the target verifies.",
+        default=None,
+        help="overlapped: the draft works while the target verifies.  [serial, with --draft auto the plan's]",
     ),
     click.option("--trace", help="Write what ran when to this file, for ui.perfetto.dev."),
     click.option("--prompt-lookup-min", type=int, default=2, show_default=True, help="Shortest n-gram match."),

@@ -43,7 +43,7 @@ def command(**values: Any) -> None:
         _check_plot(values["plot"])
     with console.progress(plain=values["as_json"]) as report:
         profiles, impossible = _profiles(values, report)
-    plan = make_plan(profiles, memory_budget=budget, prefer=values["prefer"])
+    plan = make_plan(profiles, memory_budget=budget, prefer=values["prefer"], schedule=values["schedule"])
     if values["plot"] is not None:
         from edgespec.plan_plot import plot_plan
 

@@ -73,7 +73,7 @@ class LatencyModel:
 
     The cost is a minimum as a device's would be: what the wrapped call itself took on `clock` is part of it. Results
     report the whole as their `run_s`. By how much a sleep was too long is taken off the next one, so that many short
-    calls cost what they should.
+    calls cost what they should. device: what it says it runs on, None for what the model says.
     `n_calls` counts forward calls, `rows` how many had each row count, `cost_s` the seconds charged.
     """
 
@@ -85,10 +85,12 @@ class LatencyModel:
         *,
         jitter: float = 0.0,
         seed: int = 0,
+        device: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.model = model
+        self._info = model.info if device is None else dataclasses.replace(model.info, device=device)
         self.step_s, self.per_row_s, self.jitter = step_s, per_row_s, jitter
         self.n_calls = 0
         self.rows: Counter[int] = Counter()
@@ -99,7 +101,7 @@ class LatencyModel:
 
     @property
     def info(self) -> ModelInfo:
-        return self.model.info
+        return self._info
 
     def open_session(self) -> LatencySession:
         return LatencySession(self, self.model.open_session())

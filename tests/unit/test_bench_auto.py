@@ -12,7 +12,7 @@ from edgespec.errors import ConfigError
 
 
 def test_predictions_are_judged_by_the_harmonic_mean_over_all_kinds() -> None:
-    found = plan(target(0.1), draft((0.8,), 0.05), can_overlap=False)
+    found = plan(target(0.1), draft((0.8,), 0.05), schedule="serial")
     labels = [c.label for c in auto._wanted(found, (1, 3))]
     assert not any("overlapped" in label for label in labels)
     assert sum("model, k =" in label for label in labels) == 2

@@ -95,7 +95,7 @@ def test_auto_runs_what_was_planned(folders: dict[str, Path]) -> None:
     ("arguments", "message"),
     [
         (("--tree", "--fast"), "tree=True (--tree) with draft='auto'"),
-        (("--schedule", "overlapped"), "schedule='overlapped' with draft='auto'"),
+        (("--schedule", "overlapped"), "(--schedule overlapped) with draft='auto': there is no draft with weights"),
         (("--lossy", "typical", "--verifier", "magic"), "Invalid value for '--verifier'"),
     ],
 )

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from plan_world import COPIED_TEXT, draft, plan, table, target
 
+from edgespec.contention import shared_place
 from edgespec.engine.costs import MeasuredCosts
 from edgespec.errors import ConfigError
-from edgespec.profile import DraftProfile, TargetProfile
+from edgespec.planner import make_plan
+from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.replay import Pace, replay
 
 
@@ -75,8 +77,46 @@ def test_overlap_is_for_machines_without_contention() -> None:
 
     assert best(calm, "overlapped") > best(calm, "serial")
     assert best(crowded, "overlapped") < best(crowded, "serial")
-    forbidden = plan(target(0.05), good, can_overlap=False)
-    assert forbidden.chosen.schedule == "serial"
+    assert (calm.chosen.schedule, crowded.chosen.schedule) == ("overlapped", "serial")
+
+
+def test_the_schedule_that_is_asked_for_is_the_only_one() -> None:
+    good = draft((0.8,), 0.35)
+    busy = dataclasses.replace(good, contention=(1.5, 1.5))
+    assert plan(target(0.05), busy).chosen.schedule == "serial"
+    for schedule in ("serial", "overlapped"):
+        for one in (good, busy):
+            found = plan(target(0.05), one, schedule=schedule)
+            assert (found.chosen.draft, found.chosen.schedule) != ("none", "serial")
+            assert found.chosen.schedule == schedule
+            assert {c.schedule for c in found.candidates if c.obstacle is None and c.draft != "none"} == {schedule}
+
+
+def test_a_draft_that_shares_the_targets_cores_is_overlapped_only_if_asked() -> None:
+    known = Profiles(target(0.05), {"model": draft((0.8,), 0.35)}, {"model": "they share 2 cores"})
+    assert make_plan([known]).chosen.schedule == "serial"
+    why = {c.obstacle for c in make_plan([known]).candidates if c.schedule == "overlapped"}
+    assert why == {"they share 2 cores"}
+    assert make_plan([known], schedule="overlapped").chosen.schedule == "overlapped"
+
+
+@pytest.mark.parametrize(
+    ("target_device", "draft_device", "threads", "message"),
+    [
+        ("cpu", "cpu", None, "share 4 cores with 4 threads each; --threads 2"),
+        ("cpu", "cpu", 3, "share 4 cores with 3 threads each"),
+        ("cpu", "cpu", 2, None),
+        ("cpu", "llamacpp:cpu", None, "share 4 cores"),
+        ("cpu", "qnn:htp", None, None),
+        ("qnn:htp", "qnn:htp", 1, "share qnn:htp"),
+    ],
+)
+def test_who_has_cores_or_a_device_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, target_device: str, draft_device: str, threads: int | None, message: str | None
+) -> None:
+    monkeypatch.setattr("edgespec.contention.default_threads", lambda: 4)
+    found = shared_place(target_device, draft_device, threads)
+    assert found is None if message is None else message in (found or "")
 
 
 def test_energy_prefers_fewer_wasted_rows() -> None:

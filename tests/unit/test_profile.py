@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from edgespec.types import ExactRows
 SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3), texts_s=1e6)
 
 
-def slow_table(step_s: float, row_s: float, **options: Any) -> LatencyModel:
+def slow_table(step_s: float, row_s: float, device: str | None = None, **options: Any) -> LatencyModel:
     clock = FakeClock()
     table = TableModel(16, **{"n_ctx": 512, "seed": 4, **options})
-    return LatencyModel(table, step_s, row_s, clock=clock, sleep=clock.sleep)
+    return LatencyModel(table, step_s, row_s, device=device, clock=clock, sleep=clock.sleep)
 
 
 def test_every_row_count_is_measured_as_it_is() -> None:
@@ -116,6 +117,36 @@ def test_auto_decodes_the_same_text_and_says_what_it_chose(tmp_path: Path, monke
     assert texts[0] == texts[1] == texts[2] == texts[3]
     assert "model" in chosen[0]
     assert chosen[1] == "none"
+
+
+@pytest.mark.parametrize(
+    ("device", "schedule", "expected"),
+    [
+        ("npu", None, "overlapped"),
+        ("cpu", None, "serial"),
+        ("npu", "serial", "serial"),
+        ("cpu", "overlapped", "overlapped"),
+    ],
+)
+def test_auto_overlaps_where_the_two_have_devices_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, schedule: str | None, expected: str
+) -> None:
+    """Devices on clocks of their own: the draft is right and takes a quarter of a target call, which lets it work."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    monkeypatch.setattr("edgespec.auto.QUICK", SMALL)
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
+    target, draft = slow_table(8.0, 0.0), slow_table(2.0, 0.0, device=device)
+    tick = target._sleep
+    target._sleep = lambda seconds: (tick(seconds), time.sleep(2e-3))[0]
+    with LLM(target, draft="none", exact=False) as llm:
+        plain = llm.generate([1, 2, 3], params)[0].outputs[0].token_ids
+    with LLM(target, draft="auto", draft_model=draft, exact=False, schedule=schedule) as llm:
+        output = llm.generate([1, 2, 3], params)[0].outputs[0]
+    assert output.token_ids == plain
+    assert (llm.options.draft, llm.options.schedule) == ("ngram,model", expected)
+    assert f", {expected}, on " in output.stats.controller["plan"]["chosen"]
+    ahead = sum(record.ahead for record in output.stats.records)
+    assert (ahead > 0) == (expected == "overlapped")
 
 
 def test_auto_is_for_making_an_llm() -> None:
