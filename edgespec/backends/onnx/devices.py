@@ -19,15 +19,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends.onnx.native import native_graph
 from edgespec.backends.onnx.providers import (
     Located,
     find_device,
+    has_native_kernels,
     import_onnxruntime,
     locate,
     provider_options,
 )
 from edgespec.devices import Device, fixed_shapes_hint, name_some
 from edgespec.errors import BackendError
+from edgespec.kernels import library, source_hash
 
 __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxruntime", "placement", "short_message"]
 
@@ -55,7 +58,8 @@ class Place:
     def __str__(self) -> str:
         """What decides on kernels besides the graph: part of the key under which measured facts are kept."""
         options = "".join(f" {key}={value}" for key, value in sorted(self.options.items()))
-        return f"device={self.device.name}{options} threads={self.threads}"
+        own = f" source={source_hash()}" if has_native_kernels(self.device, self.options) else ""
+        return f"device={self.device.name}{options}{own} threads={self.threads}"
 
     def load(self, path: Path) -> Any:
         """An InferenceSession over the graph at `path`; see `create_runtime`."""
@@ -100,8 +104,13 @@ def create_runtime(
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)
     chosen = provider_options(located, threads, options or {})
+    source: str | bytes = str(path)
+    if has_native_kernels(device, options or {}):
+        source = native_graph(path, threads)
+        settings.register_custom_ops_library(str(library()))
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
-        runtime = _open(ort, path, settings, located, chosen)
+        runtime = _open(ort, source, settings, located, chosen)
     except Exception as error:
         where = "" if device.provider == "cpu" else f" on device {device.name!r}"
         raise BackendError(
@@ -186,14 +195,14 @@ def _session_options(device: Device, threads: int, config: Mapping[str, str]) ->
     return options
 
 
-def _open(ort: Any, path: Path, settings: Any, located: Located, options: Mapping[str, str]) -> Any:
+def _open(ort: Any, source: str | bytes, settings: Any, located: Located, options: Mapping[str, str]) -> Any:
     row = located.device.row
     if located.ep_devices:
         settings.add_provider_for_devices([*located.ep_devices], dict(options))
         with _without_stdout():
-            return ort.InferenceSession(str(path), settings)
+            return ort.InferenceSession(source, settings)
     providers = [(row.ep_name, dict(options))]
-    return ort.InferenceSession(str(path), settings, providers=providers, enable_fallback=0)
+    return ort.InferenceSession(source, settings, providers=providers, enable_fallback=0)
 
 
 @contextlib.contextmanager

@@ -19,11 +19,13 @@ from typing import Any
 from edgespec.devices import PROVIDERS, Device
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, MissingDependencyError
 
-__all__ = ["Located", "find_device", "import_onnxruntime", "is_emulated", "locate", "provider_options"]
+__all__ = ["Located", "find_device", "has_native_kernels", "import_onnxruntime", "is_emulated", "locate",
+           "provider_options"]  # fmt: skip
 
 # The emulator has to be told which chip it is: Snapdragon 8 Gen 3. A real one tells by itself.
 EMULATED_SOC = {"soc_model": "57", "htp_arch": "75"}
 NUMBERED = ("cuda", "directml", "openvino")  # built-in providers that take the number of a device
+KERNELS = ("onnxruntime", "native")  # of the device option of that name, the first by default
 COREML_UNITS = {"npu": "CPUAndNeuralEngine", "gpu": "CPUAndGPU", "cpu": "CPUOnly"}
 
 
@@ -125,13 +127,30 @@ def is_emulated(name: str) -> bool:
     return device.provider == "qnn" and locate(device).is_emulated
 
 
+def has_native_kernels(device: Device, options: Mapping[str, str]) -> bool:
+    """Whether `options` ask for our own kernels, which only onnxruntime's CPU provider can take.
+
+    Raises ConfigError for other options of that provider, which has none of its own, and for other kernels.
+    """
+    if device.provider != "cpu":
+        return False
+    strange = [key for key in options if key != "kernels"]
+    if strange:
+        raise ConfigError(f"the device option {strange[0]!r} has no effect: the CPU takes kernels=native and no other")
+    kernels = options.get("kernels", KERNELS[0])
+    if kernels not in KERNELS:
+        raise ConfigError(f"the device option kernels is {kernels!r}: use one of {', '.join(KERNELS)}")
+    return kernels == "native"
+
+
 def provider_options(located: Located, threads: int, given: Mapping[str, str]) -> dict[str, str]:
     """What the provider is opened with: our defaults for `located`, and the user's options `given` over them.
 
     Raises ConfigError for options where the provider has none.
     """
-    if located.device.provider == "cpu" and given:  # onnxruntime ignores them without a word
-        raise ConfigError(f"the device option {next(iter(given))!r} has no effect: the CPU's provider takes none")
+    if located.device.provider == "cpu":  # onnxruntime ignores options of its own without a word
+        has_native_kernels(located.device, given)
+        return {}
     make = _OPTIONS.get(located.device.provider)
     return {**(make(located, threads, given) if make else {}), **given}
 

@@ -1,0 +1,75 @@
+"""Our own kernels: C source that ships, and the library that this machine's compiler makes of it once.
+
+Owns compiling and where the result is kept. What the kernels compute is in products.c; which nodes of a graph they
+take is decided in `backends/onnx/native.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from edgespec.config import cache_dir
+from edgespec.cpu import cpu_identity
+from edgespec.downloads import lock
+from edgespec.errors import BackendError, MissingDependencyError
+
+__all__ = ["library", "source_hash"]
+
+SOURCE = Path(__file__).with_name("products.c")
+COMPILERS = ("cc", "gcc", "clang")
+# No contraction of products and sums: it depends on how a loop was unrolled, and rows must not depend on their number.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
+TIMEOUT_S = 120
+
+
+@cache
+def source_hash() -> str:
+    """Names the source: part of the key of whatever was measured with it."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+
+
+def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
+    """The compiled library, made at the first call on this machine (a second or two).
+
+    extra: further compiler flags. folder: where it is kept; None for the cache. Raises MissingDependencyError where
+    there is no C compiler, BackendError where it fails.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise MissingDependencyError(
+            f"kernels=native needs a C compiler once ({', '.join(COMPILERS)}) and none is on the PATH: install one, or "
+            "leave the option out"
+        )
+    stat = os.stat(compiler)
+    made_by = f"{compiler} {stat.st_size} {stat.st_mtime_ns} {cpu_identity()} {[*FLAGS, *extra]}"
+    name = f"products-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
+    path = (folder or cache_dir() / "kernels") / name
+    if not path.is_file():
+        with lock(path.parent / "lock"):
+            if not path.is_file():
+                _compile(compiler, [*FLAGS, *extra], path)
+    return path
+
+
+def _compile(compiler: str, flags: Sequence[str], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *flags, "-o", str(made), str(SOURCE), "-lm"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BackendError(f"{compiler} could not compile edgespec's kernels ({error})") from error
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+            raise BackendError(
+                f"{compiler} could not compile edgespec's kernels ({lines[0].strip()[:200]}): put another C compiler "
+                "first on the PATH, or leave out kernels=native"
+            )
+        os.replace(made, path)
