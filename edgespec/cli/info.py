@@ -46,7 +46,8 @@ def _lines(bundle: Bundle, size: int) -> list[str]:
         f"{info.n_vocab:,} tokens, context {info.n_ctx:,}, {format_bytes(size)}"
     )
     if "block_size" in rounding:
-        lines.append(f"int{rounding['bits']}, blocks of {rounding['block_size']}, {rounding['quantizer']}")
+        bits = "float32" if rounding["bits"] == 32 else f"int{rounding['bits']}, blocks of {rounding['block_size']}"
+        lines.append(f"{bits}, {rounding['quantizer']}")
     if info.static is not None:
         lines.append(f"{info.static['dtype']}, fixed shapes of {', '.join(map(str, info.static['widths']))} rows")
     if info.parity is not None:
