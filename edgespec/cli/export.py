@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from edgespec.cli.console import format_bytes, print_json, progress, say
+from edgespec.cli.export_layouts import write_fastest
 from edgespec.cli.export_npu import NPU_OPTIONS, npu_options, write_static
 from edgespec.cli.export_optimum import optimum_options, write_via_optimum
 
@@ -78,6 +79,10 @@ def _layer_list(context: click.Context, parameter: click.Parameter, value: str |
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare with a float reference.")
 @click.option("--min-top1", type=float, help="Least share of equal top tokens for the check to pass.")
 @click.option("--max-kld", type=float, help="Largest mean KL divergence, in nats, for the check to pass.")
+@click.option(
+    "--optimize-for",
+    help="rows=N: of several layouts of the weights, the one with the fastest calls of N rows here, within --max-kld.",
+)
 @click.option("--check-tokens", type=int, default=256, show_default=True, help="Length of the text compared.")
 @click.option(
     "--flavour",
@@ -123,6 +128,7 @@ def command(
     requantize: bool,
     target: str | None,
     check: bool,
+    optimize_for: str | None,
     min_top1: float | None,
     max_kld: float | None,
     check_tokens: int,
@@ -161,6 +167,9 @@ def command(
         for key in ("bits", "head_bits", "embed_bits"):
             settings[key] = None if settings[key] is None else int(settings[key])
         options = ExportOptions(**{key: value for key, value in settings.items() if key not in NPU_OPTIONS})
+        if optimize_for is not None:
+            write_fastest(source, out, options, optimize_for, limits, force=force, as_json=as_json)
+            return
         with progress(plain=as_json) as report:
             export_model(source, out, options, report, check=limits, force=force)
     _show(Bundle.open(out), as_json)
