@@ -24,11 +24,21 @@ from edgespec.profile import QUICK, profile_llm
 if TYPE_CHECKING:
     from edgespec.text import Tokenizer
 
-__all__ = ["auto_options", "candidate_kinds", "open_models"]
+__all__ = ["auto_options", "candidate_kinds", "is_plannable", "open_models"]
 
 MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes a second or two
 OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft_p_min")
 Progress = Callable[..., None]
+
+
+def is_plannable(options: Mapping[str, Any]) -> bool:
+    """Whether drafts may be left to the plan where none is named: it must not matter to the text what it chooses.
+
+    options: fields of EngineOptions. A rule that redraws, or rows that depend on their neighbours, would give other
+    texts as the machine's speed changes; trees are for drafts that are named.
+    """
+    defaults = {name: EngineOptions.__dataclass_fields__[name].default for name in ("verifier", "exact", "tree")}
+    return all(options.get(name, default) == default for name, default in defaults.items())
 
 
 def candidate_kinds(folder: Path | None, most: int | None = None, *, ahead: bool = False) -> tuple[str, ...]:

@@ -24,7 +24,11 @@ ENGINE = (
     click.option(
         "-md", "--draft-model", help="Draft model: a pair's name, a bundle, a .gguf file, or trained draft weights."
     ),
-    click.option("--draft", help=f"Draft kinds in order of priority: none, auto (the plan's), {', '.join(DRAFTERS)}."),
+    click.option(
+        "--draft",
+        help=f"Draft kinds in order of priority: none, auto (the plan's), {', '.join(DRAFTERS)}.  [default: auto where "
+        "the text cannot depend on it, so not with --fast, --tree or another --verifier; else the pair's]",
+    ),
     click.option(
         "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."
     ),

@@ -50,7 +50,7 @@ def command(**values: Any) -> None:
     """
     prompt = _read_prompt(values["prompt"], values["prompt_file"])
     params = sampling_params(values, stop=tuple(values["stop"]))
-    with load_llm(values) as llm:
+    with load_llm(values, may_plan=True) as llm:
         ids = prompt_ids(llm, prompt, raw=values["raw"], system=values["system"])
         if values["compare"]:
             _compare(llm, ids, params, values)
@@ -58,15 +58,17 @@ def command(**values: Any) -> None:
             _generate(llm, ids, params, values)
 
 
-def load_llm(values: dict[str, Any], *, verify: bool = False) -> LLM:
+def load_llm(values: dict[str, Any], *, may_plan: bool = False, verify: bool = False) -> LLM:
     """The LLM that a command's options describe; a known pair that is not here yet is pulled first.
 
-    A known pair's own default draft is used where none is named. verify: compare every file of a bundle with the hash
-    that it lists; raises BundleError.
+    Where no draft is named it is the plan's if `may_plan`, or else a known pair's own. verify: compare every file of a
+    bundle with the hash that it lists; raises BundleError.
     """
+    from edgespec.auto import is_plannable
     from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.loading import kind_of, resolve_options
+    from edgespec.options import AUTO
     from edgespec.pairs import default_draft, ensure
 
     kwargs = engine_kwargs(values)
@@ -74,6 +76,7 @@ def load_llm(values: dict[str, Any], *, verify: bool = False) -> LLM:
     runtime = Device.parse(values["device"]).runtime
     if draft is None and draft_model is None:
         draft, draft_model = default_draft(values["model"], runtime)
+        draft = AUTO if may_plan and is_plannable(kwargs) else draft
     resolve_options(draft, draft_model, kwargs, values["model"])  # mistakes are said before anything is downloaded
     with console.progress(plain=values["as_json"]) as report:
         model = ensure(values["model"], report, runtime)

@@ -108,6 +108,15 @@ def test_verbose_prints_the_same_text_and_the_figures(child_env: dict[str, str])
     edgespec("run", "-n", "100", "-v", "--ignore-eos", "Say hi.", env=child_env)
 
 
+def test_the_plan_chooses_where_no_draft_is_named(child_env: dict[str, str]) -> None:
+    """Not where the choice could change the text, and not where one is named."""
+    planned = json.loads(edgespec("run", "-n", "12", "--json", FOX, env=child_env).stdout)
+    assert planned["stats"]["controller"]["plan"]["chosen"]
+    for named in (["--fast"], ["--verifier", "rejection"], ["--draft", "ngram"]):
+        fixed = json.loads(edgespec("run", "-n", "12", "--json", *named, FOX, env=child_env).stdout)
+        assert "plan" not in fixed["stats"].get("controller", {})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
