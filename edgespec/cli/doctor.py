@@ -21,6 +21,7 @@ from edgespec import __version__, config
 from edgespec.backends.onnx.inventory import list_devices
 from edgespec.cli.console import format_bytes, print_json
 from edgespec.cpu import CpuTopology, missing_features, read_topology
+from edgespec.kernels import obstacle
 from edgespec.pairs import list_pairs
 
 __all__ = ["EXTRAS", "command", "examine"]
@@ -90,6 +91,7 @@ def examine(topology: CpuTopology | None = None) -> dict[str, Any]:
         "providers": attempt("onnxruntime", _providers) if packages["onnxruntime"] else [],
         "devices": attempt("the devices", list_devices),
         "cpu": attempt("the CPU", lambda: _cpu(topology or read_topology())),
+        "kernels": attempt("the kernels", _kernels),
         "memory": attempt("the memory", _memory),
         "cache": attempt("the cache folder", _cache),
         "models": attempt("the list of models", _models),
@@ -133,6 +135,12 @@ def _cpu(topology: CpuTopology) -> dict[str, Any]:
         "quota": topology.quota,
         "threads": topology.threads,
     }
+
+
+def _kernels() -> dict[str, str | None]:
+    """by: whose kernels run 4-bit products where none are named; why: what stands against edgespec's own."""
+    why = obstacle()
+    return {"by": "onnxruntime" if why else "edgespec", "why": why}
 
 
 def _memory() -> dict[str, int | None]:
@@ -216,6 +224,7 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
         ("packages", ", ".join(f"{name} {version}" for name, version in packages.items() if version)),
         ("providers", ", ".join(facts["providers"] or []) or "none"),
         *_cpu_rows(facts["cpu"]),
+        *_kernel_rows(facts["kernels"]),
         *_space_rows(facts["memory"], facts["cache"]),
         ("models", ", ".join(_model_text(model) for model in facts["models"] or []) or "none known"),
     ]
@@ -249,6 +258,13 @@ def _abilities(row: Mapping[str, Any]) -> str:
 
 def _model_text(model: Mapping[str, Any]) -> str:
     return model["name"] if model["pulled"] else f"{model['name']} (not here: edgespec pull {model['name']})"
+
+
+def _kernel_rows(kernels: Mapping[str, str | None] | None) -> list[tuple[str, str]]:
+    if kernels is None:
+        return []
+    why = f", as {kernels['why']}" if kernels["why"] else ""
+    return [("kernels", f"4-bit products by {kernels['by']}{why}")]
 
 
 def _cpu_rows(cpu: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -16,23 +16,36 @@ from functools import cache
 from pathlib import Path
 
 from edgespec.config import cache_dir
-from edgespec.cpu import cpu_identity
+from edgespec.cpu import cpu_identity, read_topology
 from edgespec.downloads import lock
-from edgespec.errors import BackendError, MissingDependencyError
+from edgespec.errors import BackendError, EdgeSpecError, MissingDependencyError
 
-__all__ = ["library", "source_hash"]
+__all__ = ["library", "obstacle", "source_hash"]
 
 SOURCE = Path(__file__).with_name("products.c")
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction of products and sums: it depends on how a loop was unrolled, and rows must not depend on their number.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
 TIMEOUT_S = 120
+NEEDED = "avx512_vnni"  # what they are made for; the loops for other CPUs are right and not known to be fast
 
 
 @cache
 def source_hash() -> str:
     """Names the source: part of the key of whatever was measured with it."""
     return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+
+
+@cache
+def obstacle() -> str | None:
+    """Why these kernels are not the choice here where none is named; None where they are."""
+    if NEEDED not in read_topology().features:
+        return f"this CPU has no {NEEDED}"
+    try:
+        library()
+    except (EdgeSpecError, OSError) as error:
+        return str(error)
+    return None
 
 
 def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
@@ -44,8 +57,8 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise MissingDependencyError(
-            f"kernels=native needs a C compiler once ({', '.join(COMPILERS)}) and none is on the PATH: install one, or "
-            "leave the option out"
+            f"edgespec's kernels need a C compiler once ({', '.join(COMPILERS)}) and none is on the PATH: install one, "
+            "or use onnxruntime's (--device-option kernels=onnxruntime)"
         )
     stat = os.stat(compiler)
     made_by = f"{compiler} {stat.st_size} {stat.st_mtime_ns} {cpu_identity()} {[*FLAGS, *extra]}"
@@ -70,6 +83,6 @@ def _compile(compiler: str, flags: Sequence[str], path: Path) -> None:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
             raise BackendError(
                 f"{compiler} could not compile edgespec's kernels ({lines[0].strip()[:200]}): put another C compiler "
-                "first on the PATH, or leave out kernels=native"
+                "first on the PATH, or use onnxruntime's (--device-option kernels=onnxruntime)"
             )
         os.replace(made, path)

@@ -16,11 +16,12 @@ from edgespec import LLM, SamplingParams, kernels
 from edgespec.backends import load_model
 from edgespec.backends.onnx.devices import create_runtime, find_device
 from edgespec.backends.onnx.native import with_rows_products
+from edgespec.cpu import read_topology
 from edgespec.engine.exact import probe_exact_rows
 from edgespec.errors import BackendError, ConfigError, MissingDependencyError
 from edgespec.testing.onnx_models import write_bundle
 
-NATIVE = {"kernels": "native"}
+NATIVE, OTHERS = {"kernels": "native"}, {"kernels": "onnxruntime"}
 CASES = [(64, 64, 32), (48, 576, 128), (17, 40, 16), (5, 20, 32), (33, 300, 256)]  # n, k, block
 
 
@@ -174,7 +175,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_is_the_same_but_for_rounding(bundle: Path) -> None:
     tokens = list(range(3, 33))
-    plain, native = (load_model(bundle, threads=1, device_options=options) for options in ({}, NATIVE))
+    plain, native = (load_model(bundle, threads=1, device_options=options) for options in (OTHERS, NATIVE))
     expected, found = (model.open_session().forward(tokens).logits.copy() for model in (plain, native))
     assert np.abs(found - expected).max() < 0.2 * expected.std()
     assert not np.array_equal(found, expected)
@@ -183,6 +184,42 @@ def test_a_model_is_the_same_but_for_rounding(bundle: Path) -> None:
     for options in ({"tree": True}, {"split": True}):
         logits = load_model(bundle, threads=1, device_options=NATIVE, **options).open_session().forward(tokens).logits
         np.testing.assert_allclose(logits, found, atol=1e-3)
+
+
+def test_they_are_the_choice_where_they_can_be_had(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the report says whose kernels run: nothing falls back in silence."""
+    native = load_model(bundle, threads=1, device_options=NATIVE)
+    for reason, same in (
+        (None, native),
+        ("this CPU has no avx512_vnni", load_model(bundle, threads=1, device_options=OTHERS)),
+    ):
+        monkeypatch.setattr("edgespec.backends.onnx.providers.obstacle", lambda reason=reason: reason)
+        model = load_model(bundle, threads=1)
+        session = model.open_session()
+        session.forward([1, 2, 3])
+        same.open_session().forward([1, 2, 3])
+        assert model.content_key.replace(" kernels=native", "") == same.content_key.replace(
+            " kernels=native", ""
+        ).replace(" kernels=onnxruntime", "")
+        assert model.info.placement == same.info.placement
+        assert ("edgespec" in model.info.placement) == (reason is None)
+    float_only = write_bundle(bundle.parent / "float")
+    assert "edgespec" not in load_model(float_only, threads=1).info.placement
+    with pytest.raises(ConfigError, match="no products with 4-bit weights"):
+        load_model(float_only, threads=1, device_options=NATIVE)
+
+
+def test_what_stands_against_them_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.obstacle.cache_clear()
+    try:
+        monkeypatch.setattr(kernels, "NEEDED", "avx2048")
+        assert kernels.obstacle() == "this CPU has no avx2048"
+        monkeypatch.setattr(kernels, "NEEDED", next(iter(read_topology().features)))
+        kernels.obstacle.cache_clear()
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert "need a C compiler" in (kernels.obstacle() or "")
+    finally:
+        kernels.obstacle.cache_clear()
 
 
 def test_speculation_writes_what_plain_decoding_does(bundle: Path) -> None:
@@ -207,8 +244,8 @@ def test_speculation_writes_what_plain_decoding_does(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["kernels=fast"], "kernels is 'fast': use one of onnxruntime, native"),
-        (["kernel=native"], "'kernel' has no effect: the CPU takes kernels=native"),
+        (["kernels=fast"], "kernels is 'fast': use one of auto, native, onnxruntime"),
+        (["kernel=native"], "'kernel' has no effect: the CPU takes kernels=auto"),
     ],
 )
 def test_options_of_the_cpu_that_do_not_exist_are_refused(bundle: Path, options: list[str], message: str) -> None:

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.onnx.native import native_graph
+from edgespec.backends.onnx.native import OPERATOR, native_graph
 from edgespec.backends.onnx.providers import (
     Located,
     find_device,
@@ -41,6 +41,7 @@ __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxru
 # no other session of the process may have its own.
 SPIN_US = "100"
 CPU_PROVIDER = "CPUExecutionProvider"
+OWN = "edgespec"  # whose kernels run a node, among the providers
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,11 @@ def create_runtime(
         settings.profile_file_prefix = str(profile)
     chosen = provider_options(located, threads, options or {})
     source: str | bytes = str(path)
+    own = None
     if has_native_kernels(device, options or {}):
-        source = native_graph(path, threads)
+        own = native_graph(path, threads, must=(options or {}).get("kernels") == "native")
+    if own is not None:
+        source = own
         settings.register_custom_ops_library(str(library()))
         settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
@@ -146,7 +150,8 @@ def _listed(runtime: Any, device: Device) -> Placement:
     fallen: Counter[str] = Counter()
     for part in runtime.get_provider_graph_assignment_info():
         operators = [node.op_type for node in part.get_nodes()]
-        nodes[part.ep_name] += len(operators)
+        n_own = operators.count(OPERATOR)
+        nodes.update({part.ep_name: len(operators) - n_own, **({OWN: n_own} if n_own else {})})
         if part.ep_name == CPU_PROVIDER and device.provider != "cpu":
             fallen.update(operators)
     return Placement(dict(nodes), tuple(name for name, _count in fallen.most_common()), fallen.total())

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from edgespec.errors import BundleError, ConfigError
 
-__all__ = ["native_graph", "with_rows_products"]
+__all__ = ["OPERATOR", "native_graph", "with_rows_products"]
 
 DOMAIN, OPERATOR = "edgespec", "RowsProduct"
+MOST_BYTES = 1 << 26  # of a graph that is edited unasked: larger ones hold their weights, which editing would copy
 _REPLACED = b"MatMulNBits"
 _GRAPH, _OPSET = 7, 8  # of a model
 _NODE = 1  # of a graph
@@ -30,18 +31,24 @@ class _Field(NamedTuple):
     raw: bytes
 
 
-def native_graph(path: Path, threads: int) -> bytes:
-    """The graph at `path` with our operator. Raises ConfigError where it has no product that would be replaced."""
+def native_graph(path: Path, threads: int, *, must: bool) -> bytes | None:
+    """The graph at `path` with our operator; None where nothing would be replaced, or weights make the file large.
+
+    must: the user asked for it: raises ConfigError where there is nothing to replace. Raises BundleError for a damaged
+    file.
+    """
+    if not must and path.stat().st_size > MOST_BYTES:
+        return None
     try:
         graph, n_replaced = with_rows_products(path.read_bytes(), threads)
     except (IndexError, ValueError) as error:
         raise BundleError(f"{path} is not a valid ONNX file ({error}): export or pull the bundle again.") from error
-    if not n_replaced:
+    if not n_replaced and must:
         raise ConfigError(
             f"the device option kernels=native has no effect on {path}: it has no products with 4-bit weights at "
             "accuracy level 4; leave the option out, or export with bits=4"
         )
-    return graph
+    return graph if n_replaced else None
 
 
 def with_rows_products(model: bytes, threads: int) -> tuple[bytes, int]:

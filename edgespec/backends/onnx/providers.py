@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.devices import PROVIDERS, Device
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, MissingDependencyError
+from edgespec.kernels import obstacle
 
 __all__ = ["Located", "find_device", "has_native_kernels", "import_onnxruntime", "is_emulated", "locate",
            "provider_options"]  # fmt: skip
@@ -25,7 +26,7 @@ __all__ = ["Located", "find_device", "has_native_kernels", "import_onnxruntime",
 # The emulator has to be told which chip it is: Snapdragon 8 Gen 3. A real one tells by itself.
 EMULATED_SOC = {"soc_model": "57", "htp_arch": "75"}
 NUMBERED = ("cuda", "directml", "openvino")  # built-in providers that take the number of a device
-KERNELS = ("onnxruntime", "native")  # of the device option of that name, the first by default
+KERNELS = ("auto", "native", "onnxruntime")  # of the device option of that name, the first by default
 COREML_UNITS = {"npu": "CPUAndNeuralEngine", "gpu": "CPUAndGPU", "cpu": "CPUOnly"}
 
 
@@ -128,19 +129,22 @@ def is_emulated(name: str) -> bool:
 
 
 def has_native_kernels(device: Device, options: Mapping[str, str]) -> bool:
-    """Whether `options` ask for our own kernels, which only onnxruntime's CPU provider can take.
+    """Whether products run by our own kernels, which only onnxruntime's CPU provider can take.
 
+    By default they do where they are made for the CPU and can be compiled.
     Raises ConfigError for other options of that provider, which has none of its own, and for other kernels.
     """
     if device.provider != "cpu":
         return False
     strange = [key for key in options if key != "kernels"]
     if strange:
-        raise ConfigError(f"the device option {strange[0]!r} has no effect: the CPU takes kernels=native and no other")
+        raise ConfigError(
+            f"the device option {strange[0]!r} has no effect: the CPU takes kernels={'|'.join(KERNELS)} and no other"
+        )
     kernels = options.get("kernels", KERNELS[0])
     if kernels not in KERNELS:
         raise ConfigError(f"the device option kernels is {kernels!r}: use one of {', '.join(KERNELS)}")
-    return kernels == "native"
+    return kernels == "native" or (kernels == "auto" and obstacle() is None)
 
 
 def provider_options(located: Located, threads: int, given: Mapping[str, str]) -> dict[str, str]:
