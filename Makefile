@@ -14,7 +14,7 @@ TEST_TOOLS := pytest pytest-timeout pytest-randomly hypothesis onnx safetensors 
 # llama.cpp is compiled once a machine (.ci/llamacpp.py keeps the wheel); `no` leaves it and its tests out.
 LLAMACPP ?= yes
 
-.PHONY: help venv llamacpp model demo test test-all test-openvino test-webgpu test-optimum check format bench clean
+.PHONY: help venv llamacpp model demo test test-all test-openvino test-webgpu test-optimum check format bench bench-setup bench-quick clean
 
 help:
 	@echo "make demo   fetch $(MODEL), convert it, and compare plain with speculative decoding"
@@ -22,7 +22,9 @@ help:
 	@echo "make test-openvino  test-webgpu  test-optimum   tests that need an environment of their own"
 	@echo "make test-all  test and these three"
 	@echo "make check  formatting, lints and types"
-	@echo "make bench  speed and memory on this machine; the last line is JSON"
+	@echo "make bench-setup  other engines and the synthetic target that measurements compare with (some 4 GB)"
+	@echo "make bench-quick  the targets on this machine in a quarter of an hour; the last line is JSON"
+	@echo "make bench  everything: all prompts, all engines (hours)"
 	@echo "make format reformat and fix what can be fixed"
 	@echo "make clean  remove the environment and caches inside this folder (not the user's model cache)"
 
@@ -84,8 +86,16 @@ format: venv
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: model
-	$(BIN)/python -m edgespec_bench decode --json
+# Environments and models of the other engines (some 4 GB) and the synthetic target; what is there is left alone.
+bench-setup: model
+	$(BIN)/python -m edgespec_bench peers --setup
+	$(BIN)/edgespec info $(MODEL)-x3 >/dev/null 2>&1 || $(BIN)/python -m edgespec_bench widen --factor 3
+
+bench-quick: model
+	$(BIN)/python -m edgespec_bench quick
+
+bench: bench-setup
+	$(BIN)/python -m edgespec_bench full
 
 clean:
 	rm -rf $(VENV) $(VENV_OPENVINO) $(VENV_WEBGPU) $(VENV_OPTIMUM) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from edgespec import LLM
 from edgespec.bundle import Bundle
 from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
@@ -17,18 +16,17 @@ from edgespec_bench.article.command import article, scaled
 from edgespec_bench.auto import AutoOptions, measure_auto
 from edgespec_bench.console import errors, say
 from edgespec_bench.contention import measure_contention
-from edgespec_bench.decode import DecodeOptions, measure
 from edgespec_bench.devices import DeviceCase, measure_devices
-from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, measure_drafts, measure_mixes
+from edgespec_bench.drafts import DRAFTS, DraftCase, measure_drafts
 from edgespec_bench.kernels import DEFAULT_ROWS, profile_round, table
 from edgespec_bench.machine_card import commit, machine_card, versions
-from edgespec_bench.peers import GENAI, PEERS, Peer, find_peer
-from edgespec_bench.speculation import measure_speculation
+from edgespec_bench.peers import PEERS, Peer, find_peer
+from edgespec_bench.suite.commands import COMMANDS as SUITE
 from edgespec_bench.widen.command import command as widen_command
 
 __all__ = ["main"]
 
-_DEFAULTS = DecodeOptions()
+MODEL, THREADS = "smollm2-135m", 2
 DRAFT_KINDS = ("chat", "code", "summarise", "json")
 
 
@@ -38,58 +36,12 @@ def main() -> None:
 
 
 @main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
-@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
-@click.option("-n", "--n-tokens", default=_DEFAULTS.n_tokens, show_default=True, type=click.IntRange(2))
-@click.option("--repeats", default=_DEFAULTS.repeats, show_default=True, type=click.IntRange(1))
-@click.option("--prompts", "n_prompts", default=_DEFAULTS.n_prompts, show_default=True, type=click.IntRange(1))
-@click.option(
-    "--fidelity-tokens",
-    "n_fidelity_tokens",
-    default=_DEFAULTS.n_fidelity_tokens,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Tokens a prompt that the KLD is taken over; 0 leaves it out.",
-)
-@click.option("--setup-peers", is_flag=True, help="Set the peer engine up first where it is missing.")
-@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
-def decode(setup_peers: bool, as_json: bool, **values: Any) -> None:
-    """Plain decoding against onnxruntime-genai, host time a round, KLD of both, peak memory."""
-    options = DecodeOptions(**values)
-    with errors():
-        if setup_peers:
-            _setup(options.model, [GENAI])
-        result = measure(options, say)
-    if not as_json:
-        _print_card(result)
-    click.echo(json.dumps(result, allow_nan=False))
-
-
-@main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
-@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
-@click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
-@click.option("--draft-max", "k", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
-def speculation(model: str, threads: int, n_tokens: int, k: int, as_json: bool) -> None:
-    """Speculative against native plain decoding by kind of prompt, n-gram drafts, exact rows."""
-    with errors(), LLM(ensure(model), threads=threads, num_speculative_tokens=k) as llm:
-        rows = measure_speculation(llm, n_tokens, say)
-    if not as_json:
-        for row in rows:
-            click.echo(f"{row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> {row['spec_tok_s']:6} tok/s, "
-                       f"{row['speedup']['median']:.2f}x, {row['mean_acceptance_length']} tokens a round")  # fmt: skip
-    click.echo(json.dumps({"model": model, "k": k, "threads": threads, "commit": commit(), "rows": rows}))
-
-
-@main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
-@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-m", "--model", default=MODEL, show_default=True, help="A known pair.")
+@click.option("-t", "--threads", default=THREADS, show_default=True, type=click.IntRange(1))
 @click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
 @click.option("--prompts", "n_prompts", default=8, show_default=True, type=click.IntRange(1), help="Of each kind.")
 @click.option("--kind", "kinds", multiple=True, default=DRAFT_KINDS, show_default=True, help="Kinds of prompt.")
 @click.option("--draft", "drafts", multiple=True, help="Only these drafts.  [default: all]")
-@click.option("--mixes/--no-mixes", "with_mixes", default=True, show_default=True, help="Speeds of mixes of drafts.")
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def drafts(
     model: str,
@@ -98,20 +50,19 @@ def drafts(
     n_prompts: int,
     kinds: tuple[str, ...],
     drafts: tuple[str, ...],
-    with_mixes: bool,
     as_json: bool,
 ) -> None:
-    """Acceptance by position, cost and speed of the drafts that ship, against native plain decoding."""
+    """Acceptance by position and cost of the drafts that ship, each by itself at a fixed number of drafted tokens."""
     with errors():
-        cases, chosen = _chosen_drafts(drafts), _chosen_mixes(drafts) if with_mixes else []
-        wanted = {kind for draft in (*cases, *chosen) for kind in draft.draft.split(",")}
-        prepare(sorted(wanted), Bundle.open(ensure(model)))  # one that is missing is said before hours of measuring
+        cases = _chosen_drafts(drafts)
+        # one that is missing is said before hours of measuring
+        prepare(sorted({case.draft for case in cases}), Bundle.open(ensure(model)))
         rows = measure_drafts(model, threads, n_tokens, n_prompts, kinds, cases, say)
-        mixes = measure_mixes(model, threads, n_tokens, n_prompts, kinds, chosen, say)
     if not as_json:
-        _print_drafts(rows, mixes)
-    click.echo(json.dumps({"model": model, "threads": threads, "n_tokens": n_tokens, "commit": commit(), "drafts": rows,
-                           "mixes": mixes}))  # fmt: skip
+        _print_drafts(rows)
+    click.echo(
+        json.dumps({"model": model, "threads": threads, "n_tokens": n_tokens, "commit": commit(), "drafts": rows})
+    )
 
 
 def _chosen_drafts(names: tuple[str, ...]) -> list[DraftCase]:
@@ -122,12 +73,7 @@ def _chosen_drafts(names: tuple[str, ...]) -> list[DraftCase]:
     return [case for case in DRAFTS if not names or case.draft in names]
 
 
-def _chosen_mixes(names: tuple[str, ...]) -> list[Mix]:
-    """Those made of the named drafts alone."""
-    return [mix for mix in MIXES if not names or set(mix.draft.split(",")) <= set(names)]
-
-
-def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> None:
+def _print_drafts(rows: list[dict[str, Any]]) -> None:
     wanted = {case.draft: case for case in DRAFTS}
     for row in rows:
         case = wanted[row["draft"]]
@@ -138,13 +84,10 @@ def _print_drafts(rows: list[dict[str, Any]], mixes: list[dict[str, Any]]) -> No
         click.echo(f"{row['draft']:10} k={row['k']} {row['kind']:10} {row['setting']:20} "
                    f"{row['mean_acceptance_length']:.2f} a round, by position {positions}, "
                    f"cost {row['draft_cost']} V(1){goal}")  # fmt: skip
-    for row in mixes:
-        click.echo(f"{row['mix']:28} {row['kind']:10} {row['setting']:20} {row['plain_tok_s']:6} -> "
-                   f"{row['spec_tok_s']:6} tok/s, {row['speedup']['median']:.2f}x")  # fmt: skip
 
 
 @main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle.")
+@click.option("-m", "--model", default=MODEL, show_default=True, help="A known pair, or a bundle.")
 @click.option("-md", "--draft-model", help="TinyDraft of that bundle.  [default: of the zoo]")
 @click.option("--draft-max", "k", default=3, show_default=True, type=click.IntRange(1))
 @click.option("-t", "--threads", default=1, show_default=True, type=click.IntRange(1), help="Of each session.")
@@ -193,8 +136,8 @@ def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> 
 
 
 @main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle's folder.")
-@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-m", "--model", default=MODEL, show_default=True, help="A known pair, or a bundle's folder.")
+@click.option("-t", "--threads", default=THREADS, show_default=True, type=click.IntRange(1))
 @click.option("-n", "--n-tokens", default=160, show_default=True, type=click.IntRange(2))
 @click.option("--prompts", "n_prompts", default=8, show_default=True, type=click.IntRange(2), help="Of each kind.")
 @click.option("--kind", "kinds", multiple=True, default=AutoOptions().kinds, show_default=True)
@@ -227,8 +170,8 @@ def auto(as_json: bool, **values: Any) -> None:
 
 
 @main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair, or a bundle's folder.")
-@click.option("-t", "--threads", default=_DEFAULTS.threads, show_default=True, type=click.IntRange(1))
+@click.option("-m", "--model", default=MODEL, show_default=True, help="A known pair, or a bundle's folder.")
+@click.option("-t", "--threads", default=THREADS, show_default=True, type=click.IntRange(1))
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=DEFAULT_ROWS, show_default=True)
 @click.option("--repeats", default=24, show_default=True, type=click.IntRange(1))
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
@@ -243,7 +186,7 @@ def kernels(model: str, threads: int, rows: tuple[int, ...], repeats: int, as_js
 
 
 @main.command()
-@click.option("-m", "--model", default=_DEFAULTS.model, show_default=True, help="A known pair.")
+@click.option("-m", "--model", default=MODEL, show_default=True, help="A known pair.")
 @click.option("--only", "names", multiple=True, help="Only these engines.")
 @click.option("--setup", is_flag=True, default=False, help="Make environments (some 4 GB in all) and models.")
 def peers(model: str, names: tuple[str, ...], setup: bool) -> None:
@@ -266,19 +209,7 @@ def _setup(model: str, chosen: Sequence[Peer]) -> None:
         peer.setup(model, source, say)
 
 
-def _print_card(result: dict[str, Any]) -> None:
-    ratio, host = result["plain_vs_onnxruntime_genai"], result["host"]
-    click.echo(f"{result['machine']['cpu']}, {result['threads']} threads, commit {result['commit']}")
-    click.echo(f"plain decoding   {result['plain_tok_s']} tok/s" + (f", {ratio} x onnxruntime-genai" if ratio else ""))
-    for name, key in (("host a round    ", "all_rounds_ms"), ("of four drafts  ", "full_rounds_ms")):
-        click.echo(f"{name} {host['t0'][key]['median']} ms at T = 0, {host['t08'][key]['median']} ms at T = 0.8")
-    if result["fidelity"]:
-        click.echo(f"KLD              {result['fidelity']}")
-    if result["memory"]:
-        click.echo(f"memory           {result['memory']}")
-
-
-for extra in (widen_command, article, scaled):
+for extra in (*SUITE, widen_command, article, scaled):
     main.add_command(extra)
 
 if __name__ == "__main__":

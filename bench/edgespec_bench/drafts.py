@@ -1,8 +1,8 @@
-"""The drafts that ship, side by side: acceptance by position, cost of a draft token, speed against native plain.
+"""The drafts that ship, side by side: acceptance by position and the cost of a draft token.
 
 Acceptance is measured at a fixed k (4, or as many as a draft has heads) on every kind of prompt; cost is the wall time
-of a proposal, host work included, over V(1), the runtime of a native one-row step in the same run; speed takes the
-mixes of drafts that a user would choose, alternating with plain on each prompt. Knows the Python API and the prompts.
+of a proposal, host work included, over V(1), the runtime of a native one-row step in the same run.
+Speeds are for the suite. Knows the Python API and the prompts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from edgespec.errors import ConfigError
 from edgespec.outputs import CompletionOutput
 from edgespec.types import FILLER
 from edgespec_bench.prompts import load_prompts
-from edgespec_bench.speculation import SETTINGS
-from edgespec_bench.spread import paired_ratio, spread
+from edgespec_bench.spread import spread
+from edgespec_bench.suite.parts import SETTING_LABELS, SETTINGS
 
-__all__ = ["DRAFTS", "MIXES", "DraftCase", "Mix", "measure_drafts", "measure_mixes"]
+__all__ = ["DRAFTS", "DraftCase", "measure_drafts"]
 
 Say = Callable[[str], None]
 
@@ -44,31 +44,6 @@ DRAFTS = (
 )
 
 
-@dataclass(frozen=True)
-class Mix:
-    """Drafts in order of priority and how many tokens they may draft."""
-
-    draft: str
-    k: int
-    p_min: float = 0.0
-
-    @property
-    def label(self) -> str:
-        return f"{self.draft} k={self.k}" + (f" p-min {self.p_min}" if self.p_min else "")
-
-
-MIXES = (
-    Mix("ngram", 3),
-    Mix("eagle", 1),
-    Mix("eagle", 3),
-    Mix("ngram,eagle", 1),
-    Mix("ngram,eagle", 3, 0.5),
-    Mix("tinydraft", 1),
-    Mix("medusa", 1),
-    Mix("early-exit", 1),
-)
-
-
 def measure_drafts(
     model: str, threads: int, n_tokens: int, n_prompts: int, kinds: Sequence[str], cases: Sequence[DraftCase], say: Say
 ) -> list[dict[str, Any]]:
@@ -80,9 +55,9 @@ def measure_drafts(
             for kind in kinds:
                 prompts = [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n_prompts]]
                 for name, setting in SETTINGS.items():
-                    say(f"{case.draft}, {kind}, {name}")
-                    params = SamplingParams(max_tokens=n_tokens, **setting)
-                    rows.append({"draft": case.draft, "k": case.k, "kind": kind, "setting": name,
+                    say(f"{case.draft}, {kind}, {SETTING_LABELS[name]}")
+                    params = SamplingParams(max_tokens=n_tokens, seed=3, **setting)
+                    rows.append({"draft": case.draft, "k": case.k, "kind": kind, "setting": SETTING_LABELS[name],
                                  **_acceptance(plain, llm, prompts, params, case)})  # fmt: skip
     return rows
 
@@ -119,50 +94,3 @@ def by_position(records: Sequence[Any], k: int) -> list[float]:
     """Of the rounds that drafted a token for each position, the share that accepted one there."""
     offered = [[r for r in records if r.drafted > depth] for depth in range(k)]
     return [sum(r.accepted > depth for r in rounds) / len(rounds) for depth, rounds in enumerate(offered) if rounds]
-
-
-def measure_mixes(
-    model: str, threads: int, n_tokens: int, n_prompts: int, kinds: Sequence[str], mixes: Sequence[Mix], say: Say
-) -> list[dict[str, Any]]:
-    """Speed of each mix over native one-row plain decoding, both taking turns on each prompt."""
-    rows = []
-    for mix in mixes:
-        options = {"num_speculative_tokens": mix.k, "draft_p_min": mix.p_min}
-        with (
-            LLM(model, draft=mix.draft, threads=threads, **options) as llm,
-            LLM(model, draft="none", exact=False, threads=threads) as plain,
-        ):
-            for kind in kinds:
-                prompts = [llm.encode_chat(prompt.messages) for prompt in load_prompts(kind)[:n_prompts]]
-                for name, setting in SETTINGS.items():
-                    say(f"{mix.label}, {kind}, {name}")
-                    params = SamplingParams(max_tokens=n_tokens, **setting)
-                    rows.append(
-                        {"mix": mix.label, "kind": kind, "setting": name, **_speed(plain, llm, prompts, params)}
-                    )
-    return rows
-
-
-def _speed(plain: LLM, llm: LLM, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    speeds: dict[str, list[float]] = {"plain": [], "speculative": []}
-    rounds = emitted = 0
-    for prompt in prompts:
-        runs = {}
-        for name, side in (("plain", plain), ("speculative", llm)):
-            side.forget()
-            runs[name] = side.generate(prompt, params)[0].outputs[0].stats
-        if any(run.decode_tok_s is None for run in runs.values()):
-            continue  # answered in one round: nothing to time
-        for name, run in runs.items():
-            speeds[name].append(run.decode_tok_s or 0.0)
-        rounds += runs["speculative"].rounds
-        emitted += runs["speculative"].emitted
-    if not speeds["plain"]:
-        raise ConfigError("every prompt was answered in one round, so there is nothing to time: use more tokens (-n)")
-    ratio = paired_ratio(speeds["speculative"], speeds["plain"])
-    return {
-        "plain_tok_s": round(spread(speeds["plain"]).median, 1),
-        "spec_tok_s": round(spread(speeds["speculative"]).median, 1),
-        "speedup": ratio.to_dict(3),
-        "mean_acceptance_length": round(emitted / max(rounds, 1), 2),
-    }

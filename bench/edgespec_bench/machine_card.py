@@ -19,7 +19,7 @@ _PACKAGES = ("onnxruntime", "numpy", "tokenizers")
 
 
 def machine_card() -> dict[str, Any]:
-    """CPU, cores in use, memory, load of the machine at this moment (1 minute), system."""
+    """CPU, cores in use, memory, governor of the clock, load of the machine at this moment (1 minute), system."""
     topology = read_topology()
     return {
         "cpu": topology.model,
@@ -27,6 +27,7 @@ def machine_card() -> dict[str, Any]:
         "fast_cores": len(topology.fast),
         "features": sorted(topology.features),
         "memory_mb": _memory_mb(),
+        "governor": _governor(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "system": f"{platform.system()} {platform.machine()}",
     }
@@ -43,7 +44,8 @@ def commit(folder: Path = _HERE) -> str | None:
     head = _git(folder, "rev-parse", "--short=12", "HEAD")
     if not head:
         return None
-    return head + ("+" if _git(folder, "status", "--porcelain") else "")
+    changed = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)bench/results")  # a run writes there
+    return head + ("+" if changed else "")
 
 
 def _version(name: str) -> str | None:
@@ -59,6 +61,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _governor(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")) -> str | None:
+    """How the system chooses the first core's clock; None where it does not tell."""
+    try:
+        return cpu.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _memory_mb() -> int | None:

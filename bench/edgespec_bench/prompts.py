@@ -10,8 +10,10 @@ from edgespec.errors import ConfigError
 
 __all__ = ["KINDS", "Prompt", "load_prompts"]
 
-KINDS = ("chat", "code", "summarise", "edit", "json")
-_FOLDER = Path(__file__).resolve().parent.parent / "prompts"
+KINDS = ("chat", "code", "summarise", "edit", "json", "translation", "long")
+_HERE = Path(__file__).resolve().parent
+_FOLDER = next((folder for folder in (_HERE / "prompts", _HERE.parent / "prompts") if folder.is_dir()), _HERE)
+"""In the wheel they lie in the package, in a checkout beside it."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def load_prompts(kind: str, folder: Path = _FOLDER) -> list[Prompt]:
         raise ConfigError(f"there are no prompts of kind {kind!r}: use one of {', '.join(KINDS)}")
     path = folder / f"{kind}.jsonl"
     if not path.is_file():
-        raise ConfigError(f"{path} is missing: measurements need a checkout of the repository, not only the package")
+        raise ConfigError(f"{path} is missing: take it from the repository's folder bench/prompts")
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

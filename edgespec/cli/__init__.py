@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "Train a draft for a target, on text that the target wrote.",
     "profile": "Measure what a model and its drafts cost on this machine.",
     "plan": "Choose draft, length and devices from what was measured.",
+    "bench": "Measure how fast a model decodes here, with and without speculation.",
     "check": "Check that a target and a draft are lossless together.",
     "simulate": "Say what speculation would bring on given devices.",
     "doctor": "Say what this machine has and what is missing.",

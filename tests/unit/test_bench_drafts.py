@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from edgespec_bench import __main__ as command_line
-from edgespec_bench.__main__ import _chosen_drafts, _chosen_mixes
-from edgespec_bench.drafts import DRAFTS, MIXES, DraftCase, Mix, _acceptance, _speed, by_position, measure_drafts
+from edgespec_bench.__main__ import _chosen_drafts
+from edgespec_bench.drafts import DRAFTS, DraftCase, _acceptance, by_position, measure_drafts
 from pair_world import write_tiny_gguf
 from zoo_world import TARGET_EXPORT, write_all
 
@@ -52,18 +52,6 @@ def test_drafts_are_chosen_by_name_in_their_own_order() -> None:
         _chosen_drafts(("exit",))
 
 
-def test_only_mixes_of_the_chosen_drafts_are_measured() -> None:
-    """--draft eagle used to measure the mixes of all drafts, those that the zoo lacked included."""
-    assert _chosen_mixes(()) == list(MIXES)
-    assert {mix.draft for mix in _chosen_mixes(("eagle",))} == {"eagle"}
-    assert {mix.draft for mix in _chosen_mixes(("eagle", "ngram"))} == {"eagle", "ngram", "ngram,eagle"}
-
-
-def test_labels_tell_mixes_apart() -> None:
-    assert Mix("ngram,eagle", 3, 0.5).label == "ngram,eagle k=3 p-min 0.5"
-    assert len({mix.label for mix in MIXES}) == len(MIXES)
-
-
 @pytest.mark.parametrize("is_round", [False, True])
 def test_acceptance_of_a_draft_that_is_the_target(is_round: bool) -> None:
     target = table_model()
@@ -85,18 +73,11 @@ def test_a_draft_that_is_never_asked_has_no_cost() -> None:
     assert row["mean_acceptance_length"] == 1.0
 
 
-def test_speeds_are_paired_and_nothing_to_time_is_said() -> None:
-    """Prompts that all end in their first round used to be an AssertionError of the spread."""
+def test_nothing_to_time_is_said() -> None:
     llm = LLM(table_model(), draft="ngram", exact=False)
-    plain = llm.variant(draft="none")
-    row = _speed(plain, llm, PROMPTS, GREEDY)
-    assert row["speedup"]["n"] == len(PROMPTS)
-    assert row["mean_acceptance_length"] >= 1.0
     short = SamplingParams(temperature=0.0, max_tokens=1)
-    with pytest.raises(ConfigError, match="nothing to time: use more tokens"):
-        _speed(plain, llm, PROMPTS, short)
     with pytest.raises(ConfigError, match=r"V\(1\) is unknown"):
-        _acceptance(plain, llm, PROMPTS, short, DraftCase("ngram", 4))
+        _acceptance(llm.variant(draft="none"), llm, PROMPTS, short, DraftCase("ngram", 4))
 
 
 @pytest.fixture(scope="module")

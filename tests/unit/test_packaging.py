@@ -194,6 +194,8 @@ def test_manifests_drafts_and_packages_go_into_the_wheel(tmp_path: Path) -> None
         "edgespec_models/__init__.py",
         "edgespec_export/__init__.py",
         "edgespec_bench/__init__.py",
+        "edgespec_bench/prompts/chat.jsonl",
+        "edgespec_bench/report/page.html.jinja",
         "edgespec/py.typed",
     ):
         assert name in names

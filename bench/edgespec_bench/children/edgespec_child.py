@@ -16,6 +16,7 @@ from line_server import Recorder, serve
 
 import edgespec
 from edgespec import LLM, SamplingParams
+from edgespec.options import AUTO
 from edgespec.pairs import ensure
 from edgespec.stats import RunStats
 
@@ -29,9 +30,12 @@ class EdgeSpec:
         self._model, self._threads = ensure(given["model"]), given["threads"]
         self._open = ExitStack()
         settings = {name: dict(options) for name, options in given["settings"].items()}
+        planned = {name: options for name, options in settings.items() if options.get("draft") == AUTO}
         light = {name: options for name, options in settings.items() if _kinds(options) <= {"ngram"}}
-        heavy = {name: options for name, options in settings.items() if name not in light}
+        heavy = {name: options for name, options in settings.items() if name not in light and name not in planned}
         self._variants = {**self._load(light), **self._load(heavy)}
+        for name, options in planned.items():  # loads what it chooses, so it cannot share
+            self._variants[name] = self._open.enter_context(LLM(self._model, threads=self._threads, **options))
 
     def _load(self, settings: dict[str, dict[str, Any]]) -> dict[str, LLM]:
         if not settings:
