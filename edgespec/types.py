@@ -167,7 +167,7 @@ class Proposal:
     dists: for each token the distribution that it was really drawn from, or None for a point mass; None as a whole
     means all are point masses. Siblings are listed in the order in which they were drawn without replacement.
     runners_up: for each token the draft's second choice (None: it had none) and the chance of the first against it,
-    where a schedule prepares for either.
+    where a schedule prepares for either. is_ahead: it was drafted, wholly or in part, before it was asked for.
     """
 
     tokens: list[int]
@@ -177,6 +177,7 @@ class Proposal:
     scores: list[float] | None = None
     run_s: float = 0.0  # seconds inside the draft's runtime
     runners_up: list[tuple[int, float] | None] | None = None
+    is_ahead: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -227,7 +227,8 @@ class AdaptiveController(Controller):
             rows = self._width(1 + k)
             call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
             draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
-            seconds = call_s + memory.costs.host_s + draft_s + catch_up_s / max(1, min(AMORTISED, room))
+            usual_s = draft_s * (1.0 - memory.costs.saved(source))
+            seconds = call_s + memory.costs.host_s + usual_s + catch_up_s / max(1, min(AMORTISED, room))
             at_risk_s = max(0.0, call_s - base_s) + draft_s + (plain.tokens - 1.0) * plain.token_s
             passes = k if offer.passes is None else offer.passes
             bids.append(
@@ -338,11 +339,13 @@ class AdaptiveController(Controller):
         draft_s = max(record.draft_s, record.propose_s)  # a test's clock may be slower than the real one
         usual_s = memory.costs.draft_s(source, bid.k, None, plain.seconds)
         if bid.n_missed > self.k + 1:
-            memory.costs.learn_catch_up(source, bid.n_missed, draft_s - usual_s)
+            memory.costs.learn_catch_up(source, bid.n_missed, draft_s - usual_s)  # nothing is ahead of one who sat out
             if not self._pays_catch_up(bid, plain):
                 draft_s = min(draft_s, usual_s)
         elif not record.cut:
-            memory.costs.learn_draft(source, max(drafted, 1), draft_s)
+            memory.costs.learn_saved(source, 1.0 - draft_s / usual_s if record.hit and usual_s else 0.0)
+            if not record.hit:  # what is drafted ahead says nothing of what drafting costs
+                memory.costs.learn_draft(source, max(drafted, 1), draft_s)
         self._fed[source] = self._n_tokens
         if is_own:
             memory.acceptance[bid.key].learn(drafted, accepted)

@@ -19,6 +19,7 @@ KEPT = 31  # samples of which the median is taken
 SEEDS = 8, 4  # samples that a profile's figure counts for, and a guess from other row counts
 PACE, MOST_CHANGE = 0.25, 1.25  # how fast the table follows a machine that slows down or a context that grows
 HOST_PACE = 0.1
+SAVED_PACE = 0.1
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ class CostTable:
         self._seen: Counter[int] = Counter()
         self._drafts: dict[str, _Running] = {}
         self._catch_up: dict[str, float] = {}
+        self._saved: dict[str, float] = {}
 
     def knows(self, n_rows: int) -> bool:
         """Whether a call of so many rows was measured here or in the profile."""
@@ -220,6 +222,10 @@ class CostTable:
             return self.measured.drafts[source].seconds(k) * self.pace
         return (k if passes is None else passes) * FIRST_GUESS * plain_s
 
+    def saved(self, source: str) -> float:
+        """The share of drafting that was lately there when it was asked for; 0 under the serial schedule."""
+        return self._saved.get(source, 0.0)
+
     def catch_up_s(self, source: str, n_missed: int) -> float:
         """What a source needs more because it has sat out while `n_missed` tokens were committed."""
         if source in self._catch_up:
@@ -231,6 +237,10 @@ class CostTable:
     def learn_draft(self, source: str, k: int, seconds: float) -> None:
         """Take in a proposal of k tokens, the source having missed none."""
         self._drafts.setdefault(source, _Running()).add(k, seconds / self.pace)
+
+    def learn_saved(self, source: str, share: float) -> None:
+        """Take in how much of one proposal had been drafted ahead."""
+        self._saved[source] = self.saved(source) + SAVED_PACE * (min(max(share, 0.0), 1.0) - self.saved(source))
 
     def learn_catch_up(self, source: str, n_missed: int, seconds: float) -> None:
         """Take in what catching up `n_missed` tokens took beyond the proposal itself."""

@@ -288,6 +288,7 @@ def _record(index: int, k: int, proposal: Proposal, verdict: Verdict, n_emitted:
         n_rows=n_rows,
         kind=verdict.kind,
         scores=proposal.scores,
+        hit=True if proposal.is_ahead else None,
     )
 
 

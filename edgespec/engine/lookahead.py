@@ -188,4 +188,5 @@ def _cut(proposal: Proposal, k: int, run_s: float) -> Proposal:
         scores=proposal.scores[:k] if proposal.scores is not None else None,
         runners_up=proposal.runners_up[:k] if proposal.runners_up is not None else None,
         run_s=run_s,
+        is_ahead=True,
     )

@@ -14,6 +14,7 @@ from loop_driver import Outcome, draft_model, run
 from edgespec.draft.base import finish
 from edgespec.draft.model import ModelDrafter
 from edgespec.draft.ngram import NgramDrafter
+from edgespec.engine.adaptive import AdaptiveController, Learned
 from edgespec.engine.controller import Controller
 from edgespec.engine.lookahead import PROBE_EVERY
 from edgespec.engine.scheduler import run_overlapped, run_schedule, run_serial
@@ -140,6 +141,22 @@ def test_a_perfect_draft_is_always_right_whatever_was_prepared(ks: list[int]) ->
         assert outcome.stats.acceptance_rate == 1.0
         assert len(outcome.tokens) == 300
         check_log(draft)
+
+
+def test_what_drafting_costs_is_not_learnt_from_hits() -> None:
+    """A median over hits and misses made drafting look free, also where nothing would be ready."""
+    target, drafters, clock, _ = pair("same", "model", 0.13, n_ctx=512)
+    memory = Learned()
+    many = SamplingParams(temperature=0.0, max_tokens=300)
+    controller = AdaptiveController(3, memory=memory)
+    outcome = run(target, drafters, [1, 2], many, controller=controller, schedule=overlapped(drafters, clock))  # type: ignore[arg-type]
+    hits = [r for r in outcome.stats.records if r.hit]
+    assert len(hits) > 0.6 * outcome.stats.rounds
+    assert all(r.draft_s < 0.13 for r in hits)
+    for k in memory.costs._drafts["model"].medians:
+        assert memory.costs.draft_s("model", k, None, 1.0) == pytest.approx(0.13 * k, rel=0.3)
+    assert 0.5 < memory.costs.saved("model") <= 1.0
+    assert Learned().costs.saved("model") == 0.0
 
 
 @pytest.mark.parametrize("vocabulary", [None, range(0, 16, 2)], ids=["whole", "reduced"])
