@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
+from edgespec.draft_records import chances, draft_costs
 from edgespec.engine.adaptive import Expectation
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
 from edgespec.machine import Profile, open_profile
@@ -241,7 +242,7 @@ def measure_target(
     left out; one row, the native plain step, is always in. Row counts take turns, so that a slow moment hits all."""
     info = model.info
     widths = sorted({1, *(n if exact is None else exact.width(n) for n in effort.rows)})
-    most = min(n for n in (widths[-1], info.max_rows, info.max_rewind) if n)
+    most = min(n for n in (widths[-1], info.max_rows, info.max_rewind, info.n_ctx - 1) if n)
     widths = [n for n in widths if n <= most or n == 1]
     contexts = [n for n in effort.contexts if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
     session, table = model.open_session(), {}
@@ -341,54 +342,34 @@ def _calibration(llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort) 
 
 
 def _own_prompts(llm: LLM, n: int) -> list[list[int]]:
-    if llm.tokenizer is None:
+    """As much of the built-in prompts as leaves room for answers."""
+    most, tokenizer = max(1, llm.target.info.n_ctx // 2), llm.tokenizer
+    if tokenizer is None:
         n_vocab = llm.target.info.n_vocab
-        return [[(37 * i * (j + 1)) % n_vocab for j in range(12)] for i in range(1, n + 1)]
-    if llm.tokenizer.chat_template is None:
-        return [llm.encode(text) for text in PROMPTS[:n]]
-    return [llm.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS[:n]]
+        prompts = [[(37 * i * (j + 1)) % n_vocab for j in range(12)] for i in range(1, n + 1)]
+    elif tokenizer.chat_template is None:
+        prompts = [tokenizer.encode(text) for text in PROMPTS[:n]]
+    else:
+        prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS[:n]]
+    return [prompt[-most:] for prompt in prompts]
 
 
 def _measure_draft(llm: LLM, kind: str, run: _Calibration, effort: Effort, progress: Progress | None) -> DraftProfile:
     if progress:
         progress(f"Measuring the {kind} draft")
-    steps: dict[int, Spread] = {}
-    catch_up: dict[int, Spread] = {}
-    judged: list[RoundRecord] = []
-    for k in effort.depths:
-        _, records = run.generate(kind, k)
-        own = [r for r in records if r.source == kind]
-        by_k: dict[int, list[float]] = {}
-        for r in own:
-            if r.index and not r.cut:
-                by_k.setdefault(r.drafted, []).append(max(r.propose_s, r.draft_s))
-        steps.update({n: spread(values) for n, values in by_k.items() if n not in steps or len(values) > steps[n].n})
-        judged = own if k == max(effort.depths) else judged
-        first = [r for r in own if r.index == 0 and r.drafted in steps]
-        for r, prompt in zip(first, run.prompts, strict=False):
-            catch_up[len(prompt)] = spread([max(0.0, r.propose_s - steps[r.drafted].median)])
+    runs = {k: run.generate(kind, k)[1] for k in effort.depths}
+    costs = draft_costs(runs, kind, [len(prompt) for prompt in run.prompts])
     head = llm.loaded.heads.get(kind, llm.draft_model if kind == "model" else None)
     return DraftProfile(
         kind=kind,
-        device=llm.options.draft_device,
-        costs=DraftCosts(steps or {1: Spread(0.0, 0.0, 0.0, 0)}, catch_up),
-        chances=_chances(judged),
-        contention=measure_contention(llm, kind, run.prompts[:2]) if steps else (1.0, 1.0),
+        device=llm.loaded.draft_uses[kind].device,
+        costs=costs,
+        chances=chances([record for record in runs[max(runs)] if record.source == kind]),
+        contention=measure_contention(llm, kind, run.prompts[:2]),
         bytes=_draft_bytes(head, llm.loaded.bundles.get(kind)),
         load_s=_load_seconds(llm, kind),
         measured_at=time.time(),
     )
-
-
-def _chances(records: Sequence[RoundRecord]) -> tuple[float, ...]:
-    """Of the rounds that reached a position with a drafted token, the share that accepted it; at least one entry."""
-    chances: list[float] = []
-    for place in range(max((r.drafted for r in records), default=0)):
-        reached = [r for r in records if r.drafted > place and r.accepted >= place]
-        if len(reached) < 3 and chances:
-            break
-        chances.append(sum(r.accepted > place for r in reached) / max(1, len(reached)))
-    return tuple(chances) or (0.0,)
 
 
 def _draft_bytes(head: Any, bundle: Path | None) -> int:

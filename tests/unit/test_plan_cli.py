@@ -105,6 +105,16 @@ def test_what_auto_cannot_do_is_refused(folders: dict[str, Path], arguments: tup
     assert message in result.stderr
 
 
+def test_auto_measures_within_a_small_context(folders: dict[str, Path]) -> None:
+    """The profiler's own prompts did not fit, and the user was told to shorten a prompt that was not theirs."""
+    target, draft = folders["target"], folders["draft"]
+    result = invoke(
+        "run", "-m", target, "-n", 8, "-c", 16, "--raw", "--draft", "auto", "-md", draft, "-cd", 16, "--json", "5 9"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert len(json.loads(result.stdout)["token_ids"]) == 8
+
+
 def test_a_scenario_needs_a_draft_with_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     result = invoke("profile", folders["target"], "--draft", "ngram", "--quick", "--scenario", tmp_path / "s.json")
     assert (result.exit_code, "no draft with weights" in result.stderr) == (2, True)

@@ -13,13 +13,14 @@ from click.testing import CliRunner
 
 from edgespec import LLM, SamplingParams
 from edgespec.cli import main
+from edgespec.draft_records import chances, draft_costs
 from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
 from edgespec.errors import ConfigError
 from edgespec.machine import Profile
 from edgespec.profile import Effort, measure_target, profile_llm
 from edgespec.testing import LatencyModel, TableModel
 from edgespec.testing.latency import FakeClock
-from edgespec.types import ExactRows
+from edgespec.types import ExactRows, RoundRecord
 
 SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3), texts_s=1e6)
 
@@ -167,6 +168,31 @@ def test_auto_keeps_what_the_user_set() -> None:
     assert (mine.num_speculative_tokens, mine.controller) == (2, "window")
     theirs = auto_options(EngineOptions(draft="auto"), plan)
     assert (theirs.num_speculative_tokens, theirs.controller) == (8, "adaptive")
+
+
+def proposal(index: int, seconds: float, source: str = "eagle", **counts: int) -> RoundRecord:
+    fields = {"asked_k": 2, "drafted": 2, "accepted": 1, "emitted": 2, "cut": 0, "n_rows": 3, **counts}
+    return RoundRecord(index=index, source=source, kind="correction", propose_s=seconds, **fields)
+
+
+def test_catching_up_is_what_the_first_proposal_of_a_request_takes_more() -> None:
+    """Drafts that need features propose first in round 1; that was taken for a step, and catching up for 0."""
+    requests = [
+        [proposal(0, 0.0, "none", drafted=0), proposal(1, 1.0), *(proposal(i, 0.1) for i in range(2, 6))],
+        [proposal(0, 0.6), *(proposal(i, 0.1) for i in range(1, 6)), proposal(6, 9.0, cut=1)],
+        [proposal(0, 0.0, "none", drafted=0)],  # never proposed
+    ]
+    costs = draft_costs({2: [record for request in requests for record in request]}, "eagle", [90, 50, 7])
+    assert costs.steps == {2: Spread(0.1, 0.1, 0.1, 9)}
+    assert costs.catch_up == {90: Spread(0.9, 0.9, 0.9, 1), 50: Spread(0.5, 0.5, 0.5, 1)}
+    assert costs.catch_up_token_s == pytest.approx(0.01)
+
+
+def test_a_draft_that_never_proposed_costs_nothing_known() -> None:
+    assert draft_costs({1: []}, "eagle", []).steps == {1: Spread(0.0, 0.0, 0.0, 0)}
+    assert chances([]) == (0.0,)
+    rounds = [proposal(1, 0.1), proposal(2, 0.1, accepted=2, emitted=3), proposal(3, 0.1, accepted=0, emitted=1)]
+    assert chances(rounds) == (pytest.approx(2 / 3),)  # two rounds reached the second place: too few
 
 
 @pytest.mark.parametrize(
