@@ -48,7 +48,7 @@ def export_draft(
     target_bundle_folder: str | Path,
     out: str | Path,
     *,
-    bits: int = 8,
+    bits: int = 4,
     block_size: int = 32,
     progress: Callable[[str, int, int], None] | None = None,
     force: bool = False,

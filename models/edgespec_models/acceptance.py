@@ -111,7 +111,7 @@ def evaluate_zoo(
     from edgespec_export.drafts import export_draft
 
     with tempfile.TemporaryDirectory(prefix="edgespec-draft-") as folder:
-        bundle = export_draft(zoo, target, Path(folder) / "draft")
+        bundle = export_draft(zoo, target, Path(folder) / "draft", bits=8)  # of the training, not of 4 bits
         results = measure(target, bundle, kind, prompts, k=k, max_tokens=max_tokens, settings=settings, threads=threads)
     first, *others = settings
     return {**results[first], "setting": first, **{name: results[name] for name in others}}
