@@ -33,7 +33,7 @@ _MATRICES = {"qkv_proj": "qkv", "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv
              "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down", "logits": "head"}  # fmt: skip
 _OPERATORS = {"GroupQueryAttention": "attention", "SkipSimplifiedLayerNormalization": "norms",
               "SimplifiedLayerNormalization": "norms"}  # fmt: skip
-_PRODUCTS = ("MatMulNBits", "MatMul", "Gemm", "MatMulIntegerToFloat", "MatMulInteger", "FusedMatMul")
+_PRODUCTS = ("MatMulNBits", "RowsProduct", "MatMul", "Gemm", "MatMulIntegerToFloat", "MatMulInteger", "FusedMatMul")
 
 
 def profile_round(

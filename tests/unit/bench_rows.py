@@ -62,7 +62,9 @@ def small_run() -> list[Row]:
     ]
     for n, products in ((1, 3.0), (5, 7.0)):
         ms = {"qkv": products, "attention": 1.0, "between nodes": 1.0}
-        rows.append({"row": "profile", "part": "costs", "model": "m", "rows": n, "ms": ms, "products": ["qkv"]})
+        rows.append(
+            {"row": "profile", "part": "costs", "model": "m", "rows": n, "ms": ms, "products": ["qkv"], "gops": 99.0}
+        )
     rows += [
         {"row": "bandwidth", "part": "costs", "threads": 2, "gb_s": 30.0},
         {"row": "weights", "part": "costs", "model": "m", "read_bytes": 150_000_000},

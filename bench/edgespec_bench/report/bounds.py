@@ -31,10 +31,9 @@ def rows_bound(figures: Figures, model: str) -> str:
     largest = sorted(more, key=lambda part: -more[part])[:3]
     listed = ", ".join(f"{part} {more[part]:.2f}" for part in largest)
     share = sum(more.get(part, 0.0) for part in figures.products(model)) / added
-    return (
-        f"four further rows cost {added:.2f} ms more: {listed}; {share:.0%} of it in matrix products, "
-        "whose int4 kernel is bound by arithmetic as soon as there are two rows"
-    )
+    gops = figures.gops(model).get(5)
+    rate = f", which compute {gops:.0f} GOPS at five rows" if gops else ""
+    return f"four further rows cost {added:.2f} ms more: {listed}; {share:.0%} of it in matrix products{rate}"
 
 
 def bandwidth_bound(figures: Figures, read_bytes: float, gb_s: float) -> str:

@@ -140,6 +140,10 @@ class Figures:
         """Rows -> part -> milliseconds of a call."""
         return {row["rows"]: row["ms"] for row in self.all("profile") if row["model"] == model}
 
+    def gops(self, model: str) -> dict[int, float]:
+        """Rows -> what the products of a call compute a second, in 10^9 operations."""
+        return {r["rows"]: r["gops"] for r in self.all("profile") if r["model"] == model and r.get("gops")}
+
     def products(self, model: str) -> list[str]:
         """The parts of a call that are matrix products with weights."""
         return next((row["products"] for row in self.all("profile") if row["model"] == model), [])

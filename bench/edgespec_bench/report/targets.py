@@ -100,7 +100,9 @@ def _plain_vs_peer(figures: Figures) -> Measured:
 
 
 def _bits(figures: Figures, side: str) -> int:
-    return int(figures.sides["sides", side]["settings"].get("bits", 4))
+    """Of a side's weights: 4 unless its settings say otherwise."""
+    settings = figures.sides["sides", side]["settings"]
+    return 32 if settings.get("dtype") == "float32" else int(settings.get("bits", 4))
 
 
 def _flat(figures: Figures) -> Measured:

@@ -98,15 +98,18 @@ def _write_profile(model: str, threads: int, repeats: int, past: int, out: RowFi
     found = profile_round(model, (1, 5), threads, repeats, past)
     for n in (1, 5):
         own = [entry for entry in found if entry["rows"] == n and entry["part"] != TOTAL]
-        products = {entry["part"]: entry["weight_mb"] for entry in own if "weight_mb" in entry}
+        products = [entry for entry in own if "weight_mb" in entry]
+        busy_ms = sum(entry["ms"] for entry in products)
         out.write(
             "profile",
             part=part,
             model=model,
             rows=n,
             past=past,
-            ms={p["part"]: p["ms"] for p in own},
-            products=[*products],
+            ms={entry["part"]: entry["ms"] for entry in own},
+            products=[entry["part"] for entry in products],
+            gops=round(sum(entry["gops"] * entry["ms"] for entry in products) / busy_ms, 1) if busy_ms else None,
         )
-        if n == 1:
-            out.write("weights", part=part, model=model, read_bytes=round(1e6 * sum(products.values())))
+        if n == 1 and products:
+            read = sum(entry["weight_mb"] for entry in products)
+            out.write("weights", part=part, model=model, read_bytes=round(1e6 * read))

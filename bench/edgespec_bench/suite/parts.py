@@ -30,7 +30,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Part:
-    """who: `all` sides, or edgespec's `own`. turns: how often every side answers each prompt."""
+    """who: `all` sides, or edgespec's `own`. turns: how often every side answers each prompt.
+
+    slowest: a side below this share of the fastest plain one's speed on the first prompt sits out the rest.
+    """
 
     name: str
     model: str
@@ -39,7 +42,7 @@ class Part:
     n_prompts: int
     n_tokens: int
     turns: int
-    slowest: float = 0.0  # a side that is slower than this share of the fastest on the first prompt sits out the rest
+    slowest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ QUICK = Size(
     n_prompts=3,
     n_tokens=64,
     turns=2,
-    slowest=0.4,
+    slowest=0.35,
     scaled_prompts=3,
     scaled_keys=("k2", "k3", "k5-p0.7", "ngram-model-p"),
     fidelity_prompts=4,

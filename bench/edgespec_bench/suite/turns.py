@@ -8,6 +8,7 @@ end of the run. Knows the line protocol's fields, not the engines.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = ["run_part"]
 Progress = Callable[..., None]
 Encode = Callable[[list[dict[str, str]]], list[int]]
 _KEPT = ("ttft_s", "first_tokens", "seconds", "cpu_s", "rounds", "drafted", "accepted", "by_position", "host_s")
+_MOST_FAILURES = 3
 _REQUEST = ("kind", "setting", "prompt", "turn")
 
 
@@ -91,7 +93,7 @@ def _start_together(
     part: Part, sides: Sequence[Side], threads: int, stack: ExitStack, out: RowFile, progress: Progress
 ) -> dict[str, SideProcess]:
     """Name -> process; sides of one engine share one, and an engine that fails takes only its own sides with it."""
-    lost = {row["side"] for row in _rows(out, part, "skip")}
+    lost = {row["side"] for row in _rows(out, part, "skip") if "prompt" not in row}
     sides = [side for side in sides if side.name not in lost]
     running: dict[str, SideProcess] = {}
     engines = dict.fromkeys(side.engine for side in sides)
@@ -112,6 +114,7 @@ class _Turns:
     def __init__(self, part: Part, running: dict[str, SideProcess], out: RowFile, progress: Progress) -> None:
         self.part, self.out, self.progress, self.running = part, out, progress, running
         self.count = 0
+        self.failures: Counter[str] = Counter()
         self.answered: dict[tuple[Any, ...], set[str]] = {}
         for row in _rows(out, part, "run"):
             self.answered.setdefault(tuple(row[name] for name in _REQUEST), set()).add(row["side"])
@@ -120,7 +123,7 @@ class _Turns:
     def run(self, prompts: Mapping[str, list[tuple[str, list[int]]]]) -> None:
         first = next(iter(prompts.values()))[0][1]
         for name in list(self.running):
-            self._ask(name, first, SETTINGS["t0"], 1)
+            self._ask(name, first, SETTINGS["t0"], 1, "warming up")
         total = sum(len(prompts[cell.kind]) for cell in self.part.cells) * self.part.turns
         for cell in self.part.cells:
             for turn in range(self.part.turns):
@@ -137,7 +140,7 @@ class _Turns:
             return  # before the run was stopped
         speeds: dict[str, float] = {}
         for place, name in enumerate(names[first:] + names[:first]):
-            answer = self._ask(name, ids, SETTINGS[setting], 1 + turn)
+            answer = self._ask(name, ids, SETTINGS[setting], 1 + turn, prompt_id)
             if answer is None:
                 continue
             where = {"kind": kind, "setting": setting, "prompt": prompt_id, "turn": turn, "place": place}
@@ -147,14 +150,21 @@ class _Turns:
             self.is_trial = False
             self._leave_out_slow(speeds)
 
-    def _ask(self, name: str, ids: list[int], setting: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-        """The answer; None, and the side is left out from now on, where it fails or everything came at once."""
+    def _ask(
+        self, name: str, ids: list[int], setting: Mapping[str, Any], seed: int, prompt_id: str
+    ) -> dict[str, Any] | None:
+        """The answer; None where it fails or everything came at once. A side that fails again and again is left out."""
         try:
             answer = self.running[name].decode(ids, self.part.n_tokens, seed=seed, **setting)
             decode_tok_s(answer)
         except EdgeSpecError as error:
-            self._drop(name, str(error))
+            self.failures[name] += 1
+            if self.failures[name] == _MOST_FAILURES:
+                self._drop(name, f"{_MOST_FAILURES} failures in a row, the last: {error}")
+            else:
+                self.out.write("skip", part=self.part.name, side=name, prompt=prompt_id, reason=str(error))
             return None
+        self.failures[name] = 0
         return answer
 
     def _write(self, side: str, where: Mapping[str, Any], n_prompt: int, answer: Mapping[str, Any]) -> None:
@@ -173,10 +183,10 @@ class _Turns:
 
     def _leave_out_slow(self, speeds: Mapping[str, float]) -> None:
         """A short run spends its time on the sides that can be the best of something."""
-        best = max(speeds.values(), default=0.0)
+        best = max((speed for name, speed in speeds.items() if self.running[name].side.what == "plain"), default=0.0)
         for name, speed in speeds.items():
             if speed < self.part.slowest * best:
-                share = f"under {self.part.slowest:g} of the fastest side's {best:.0f}"
+                share = f"under {self.part.slowest:g} of the fastest plain side's {best:.0f}"
                 why = f"{speed:.0f} tok/s on the first prompt, {share}: measured further only in the whole run"
                 self._drop(name, why)
 
