@@ -33,6 +33,7 @@ def _options(command: Command) -> Command:
             click.option("-n", "--n-tokens", type=click.IntRange(8), default=_RUN.n_tokens, show_default=True),
             click.option("--temperature", "--temp", type=click.FloatRange(0), default=0.0, show_default=True),
             click.option("-t", "--threads", type=click.IntRange(1), default=_RUN.threads, show_default=True),
+            click.option("--device-option", "device_options", multiple=True, help="Of target and draft, as in run."),
             click.option("--case", "keys", multiple=True, help="Only these.  [default: all]"),
             click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="JSONL; rows are added."),
             click.option("--report", is_flag=True, help="Measure nothing: tables of the rows in --out."),
@@ -74,7 +75,7 @@ def _rows(
 ) -> tuple[Run, list[Case], list[dict[str, Any]]]:
     """Measure the chosen cases one by one, adding each to the file as soon as it is there; or read the file."""
     keys, out = values["keys"], values["out"]
-    names = ("model", "factor", "kinds", "n_prompts", "n_tokens", "temperature", "threads")
+    names = ("model", "factor", "kinds", "n_prompts", "n_tokens", "temperature", "threads", "device_options")
     run = Run(**{name: values[name] for name in names})
     cases = chosen(cases_of(run.model), keys)
     if values["report"]:

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Run:
-    """model: what the target was widened from. n_prompts: of each kind."""
+    """model: what the target was widened from. n_prompts: of each kind. device_options: of target and draft alike."""
 
     model: str = "smollm2-135m"
     factor: int = 3
@@ -42,6 +42,7 @@ class Run:
     n_tokens: int = 64
     temperature: float = 0.0
     threads: int = 2
+    device_options: tuple[str, ...] = ()
 
     @property
     def target(self) -> str:
@@ -93,7 +94,10 @@ def _open(run: Run, folder: Path, case: Case) -> LLM:
         draft_model: str | Path | None = widen_draft(named[case.widened], run.factor, out)
     else:
         draft_model = case.draft_model and ensure(case.draft_model)
-    return LLM(folder, draft=case.draft, draft_model=draft_model, threads=run.threads, **case.options)
+    places = {"device_options": run.device_options, "draft_device_options": run.device_options}
+    if case.draft == "early-exit":  # drafts on the target's own graphs
+        del places["draft_device_options"]
+    return LLM(folder, draft=case.draft, draft_model=draft_model, threads=run.threads, **places, **case.options)
 
 
 def prompt_ids(llm: LLM, kind: str, n_prompts: int) -> list[list[int]]:
@@ -144,6 +148,7 @@ def _row(run: Run, case: Case, kind: str, plain: LLM, llm: LLM) -> dict[str, Any
         "n_prompts": run.n_prompts,
         "n_tokens": run.n_tokens,
         "threads": run.threads,
+        "device_options": list(run.device_options),
         "machine": machine_card(),
         "commit": commit(),
     }

@@ -35,8 +35,10 @@ def _heading(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return ["Nothing was measured."]
     row = rows[0]
+    options = ", ".join(row["device_options"])
     return [
-        f"Target: {row['target']}, SYNTHETIC ({row['synthetic']}). {row['machine']['cpu']}, {row['threads']} threads, "
+        f"Target: {row['target']}, SYNTHETIC ({row['synthetic']}). {row['machine']['cpu']}, {row['threads']} threads"
+        f"{', ' + options if options else ''}, "
         f"T = {row['temperature']:g}, {row['n_prompts']} prompts ({row['kind']}) x {row['n_tokens']} tokens, commit "
         f"{row['commit']}.",
         "",

@@ -47,7 +47,7 @@ def calibrate(
     low, high: sizes that bracket the answer. Each step asks where a line through the two ends meets `wanted`, which
     halves the bracket or better. Raises EdgeSpecError where the answer lies outside.
     """
-    ends = {low: 1.0, high: 0.0}  # guesses, replaced as soon as a measurement is nearer
+    ends = {low: 1.0, high: min(0.45, wanted / 2)}  # guesses, replaced as soon as a measurement is nearer
     left, right = low, high
     for step in range(1, MOST_STEPS + 1):
         share = (ends[left] - wanted) / max(ends[left] - ends[right], 1e-9)

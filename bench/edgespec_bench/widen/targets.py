@@ -29,7 +29,9 @@ __all__ = ["WidenOptions", "wide_name", "widen"]
 
 Say = Callable[[str], None]
 Report = Callable[[str, int, int], None]
-HIGHEST = 1.06  # times the root of the factor: noise beyond which nothing of the original is left
+# Times the root of the factor: the largest noise that is tried, where about 0.45 is accepted. Beyond twice as much the
+# target repeats single words, which any draft follows: acceptance rises again, and is worth nothing.
+HIGHEST = 0.35
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class WidenOptions:
     noise: float | None = None
     seed: int = 0
     n_prompts: int = 24
-    n_tokens: int = 96
+    n_tokens: int = 64
     threads: int = 2
 
     def __post_init__(self) -> None:

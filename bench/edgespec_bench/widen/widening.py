@@ -23,16 +23,23 @@ from numpy.typing import NDArray
 from edgespec.errors import ConfigError
 from edgespec.text.tokenizer import Tokenizer
 
-__all__ = ["FACTORS", "Noise", "WidenedSource", "widened_config"]
+__all__ = ["FACTORS", "LAYER_SHARE", "Noise", "WidenedSource", "widened_config"]
 
 FloatArray = NDArray[np.float32]
 FACTORS = (2, 3)
+LAYER_SHARE = 0.25
+_HEADS = ("embed_tokens.weight", "lm_head.weight")  # the same where they are tied
 _ROWS_AT_ONCE = 8192  # bounds the noise of an embedding table to some 50 MB
 
 
 @dataclass(frozen=True)
 class Noise:
-    """size: deviation of the normal noise on a matrix over the root mean square of its own weights; 0 is none."""
+    """size: deviation of the normal noise on the head over the root mean square of its weights; 0 is none.
+
+    Other matrices get LAYER_SHARE of it, enough to make the copies differ. Noise there alone was tried: up to a size
+    nothing changes, and beyond it the target's text is no language any more (bench/LOG.md). On the head it moves the
+    choice between tokens that are likely anyway.
+    """
 
     size: float = 0.0
     seed: int = 0
@@ -90,7 +97,8 @@ class WidenedSource:
         """In place; the same name, size and seed give the same noise, whatever was read before."""
         digest = hashlib.sha256(f"{self.noise.seed} {self.factor} {name}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        deviation = np.float32(self.noise.size * np.sqrt(np.mean(np.square(wide[:_ROWS_AT_ONCE]))))
+        size = self.noise.size * (1 if name in _HEADS else LAYER_SHARE)
+        deviation = np.float32(size * np.sqrt(np.mean(np.square(wide[:_ROWS_AT_ONCE]))))
         for start in range(0, len(wide), _ROWS_AT_ONCE):
             part = wide[start : start + _ROWS_AT_ONCE]
             part += deviation * rng.standard_normal(part.shape, np.float32)
@@ -121,7 +129,7 @@ def widened_config(config: ModelConfig, factor: int) -> ModelConfig:
 
 def _copies(name: str, value: FloatArray, factor: int) -> FloatArray:
     """The wide form of one tensor. Copies lie behind each other, heads too, so that groups of heads stay together."""
-    if name in ("embed_tokens.weight", "lm_head.weight"):
+    if name in _HEADS:
         return np.tile(value, (1, factor))  # the head's sum over copies is divided by the last norm
     if name == "norm.weight":
         return np.tile(value, factor) / np.float32(factor)
