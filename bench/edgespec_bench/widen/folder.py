@@ -6,6 +6,7 @@ Owns the two files' formats. The folder says that it is synthetic in config.json
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -67,7 +68,7 @@ def write_manifest(name: str, description: str, notes: str, weights: Path, expor
         f"notes = {_toml(notes)}",
         "[target.source]",
         'kind = "path"',
-        f"path = {_toml(str(weights))}",
+        f"path = {_toml(Path(os.path.relpath(weights, path.parent)).as_posix())}",  # a cache may be moved
         "[target.export]",
         *(f"{key} = {_toml(value)}" for key, value in export.items()),
     ]
