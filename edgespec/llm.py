@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.auto import open_models
 from edgespec.device_report import DeviceUse, devices_json, use_of
 from edgespec.downloads import Progress
+from edgespec.draft.base import DRAFT_DRAFTS
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.exact import ProbeReport, exact_rows
 from edgespec.engine.stops import TokenStop
@@ -130,11 +131,13 @@ class LLM:
         other = object.__new__(LLM)
         if changes.get("draft") == "none":
             changes = {"tree": False, "schedule": "serial", **changes}
+        if not set(DRAFT_DRAFTS[self.options.draft_draft]) & set(changes.get("draft", self.options.draft).split(",")):
+            changes = {"draft_draft": "none", **changes}
         other.options = dataclasses.replace(self.options, **changes)
         other._use(self.loaded)
         if other.options.draft == AUTO:
             raise ConfigError("draft='auto' loads what it chooses: give it when the LLM is made")
-        for kind in other.working_drafts:
+        for kind in self.loaded.working(other.options.loaded_drafts):
             if kind == "model" and self.draft_model is None:
                 raise ConfigError(NO_DRAFT_MODEL)
             if kind in BUNDLED_DRAFTS and kind not in self.loaded.heads:

@@ -180,7 +180,7 @@ def load(
     else:
         folder = _folder_of(model)
     bundle = Bundle.open(folder) if folder is not None and (folder / "bundle.json").is_file() else None
-    kinds = [kind for kind in options.drafts if kind in BUNDLED_DRAFTS]
+    kinds = [kind for kind in options.loaded_drafts if kind in BUNDLED_DRAFTS]
     if isinstance(model, (str, Path)):
         _check_graphs(folder, bundle, options)
     bundles = _bundles(kinds, draft_model, bundle, str(folder or "the loaded model"), options, progress)

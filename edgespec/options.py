@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edgespec.devices import Device, read_device_options
-from edgespec.draft.base import DRAFTERS
+from edgespec.draft.base import DRAFT_DRAFTS, DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
 from edgespec.engine.scheduler import SCHEDULES
 from edgespec.errors import ConfigError, IncompatibleError
@@ -40,7 +40,8 @@ class EngineOptions:
 
     num_speculative_tokens: most tokens drafted a round, >= 1. min_speculative_tokens: a round that could draft fewer
     drafts none. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less
-    probability than this. tree: verify several continuations in one pass, of at most tree_rows drafted tokens, with up
+    probability than this. draft_draft: none | ngram | tinydraft, what guesses the tokens of a draft that is a model,
+    for it to judge several in one pass. tree: verify several continuations in one pass, of at most tree_rows tokens, up
     to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
     decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of their providers,
     as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its model, and a draft
@@ -60,6 +61,7 @@ class EngineOptions:
     exact: bool = True
     prompt_lookup_min: int = 2
     draft_p_min: float = 0.0
+    draft_draft: str = "none"
     tree: bool = False
     tree_rows: int = 8
     tree_width: int = 3
@@ -93,6 +95,7 @@ class EngineOptions:
         if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min < 1:
             raise ConfigError(f"draft_p_min={p_min!r}: it is a probability, from 0 (never stops early) to below 1")
         self._check_devices()
+        self._check_cascade()
         self._check_tree()
         self._check_schedule()
         if self.trace is not None:
@@ -125,6 +128,23 @@ class EngineOptions:
             Device.parse(getattr(self, name))
             given = read_device_options(getattr(self, f"{name}_options"), f"{name}_options")
             object.__setattr__(self, f"{name}_options", given or ())
+
+    def _check_cascade(self) -> None:
+        if self.draft_draft == "none":
+            return
+        chosen = f"draft_draft={self.draft_draft!r} (--draft-draft {self.draft_draft})"
+        if self.draft_draft not in DRAFT_DRAFTS:
+            raise ConfigError(f"draft_draft={self.draft_draft!r} is not known: use {', '.join(DRAFT_DRAFTS)}")
+        able = DRAFT_DRAFTS[self.draft_draft]
+        if self.draft == AUTO:
+            raise IncompatibleError(f"{chosen} with draft='auto': name the draft, {' or '.join(able)}")
+        if not set(able) & set(self.drafts):
+            raise IncompatibleError(
+                f"{chosen} guesses for a draft that is a model, and draft={self.draft!r} has none: use "
+                f"draft={' or '.join(map(repr, able))}, or draft_draft='none'"
+            )
+        if self.tree:
+            raise IncompatibleError(f"{chosen} with tree=True (--tree): it guesses along chains; drop one of them")
 
     def _check_tree(self) -> None:
         if not self.tree:
@@ -202,6 +222,12 @@ class EngineOptions:
             "n_ctx": self.draft_n_ctx,
             "threads": self.threads,
         }
+
+    @property
+    def loaded_drafts(self) -> tuple[str, ...]:
+        """The draft kinds, and with them what drafts for a draft, where that has weights."""
+        extra = (self.draft_draft,) if self.draft_draft in BUNDLED_DRAFTS else ()
+        return tuple(dict.fromkeys((*self.drafts, *extra)))
 
     @property
     def drafts(self) -> tuple[str, ...]:

@@ -97,6 +97,7 @@ class SlotPool:
             tree=_tree_plan(options),
             stop=EarlyStop(options.draft_p_min, exact.multiple if exact else 1),
             ahead=options.schedule == "overlapped",
+            draft_draft=options.draft_draft,
         )
         slot = Slot(session, [])
         try:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgespec.draft.base import DRAFTERS
+from edgespec.draft.base import DRAFT_DRAFTS, DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
 from edgespec.engine.scheduler import SCHEDULES
 
@@ -56,6 +56,13 @@ ENGINE = (
         default=0.0,
         show_default=True,
         help="Stop drafting at a token less likely than this.",
+    ),
+    click.option(
+        "--draft-draft",
+        type=click.Choice(list(DRAFT_DRAFTS)),
+        default="none",
+        show_default=True,
+        help="What guesses the tokens of a draft that is a model, for it to judge several in one pass.",
     ),
     click.option("--tree/--chain", default=False, show_default=True, help="Draft trees; needs --fast."),
     click.option("--tree-rows", type=int, default=8, show_default=True, help="Most drafted tokens of a tree."),

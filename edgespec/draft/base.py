@@ -9,16 +9,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from edgespec.errors import ConfigError
-from edgespec.types import Drafter, Model, Session
+from edgespec.types import DraftContext, Drafter, Model, Session
 
 __all__ = [
     "DRAFTERS",
+    "DRAFT_DRAFTS",
     "ChainStop",
     "DraftSetup",
     "EarlyStop",
+    "Guesser",
     "TreePlan",
     "create_drafter",
     "finish",
@@ -80,7 +82,8 @@ class DraftSetup:
 
     model: the loaded draft model of the kind `model`. draft_models: kind -> loaded head of the other kinds (see
     `edgespec.draft.heads` for what each offers). target and session: the target and this slot's session on it.
-    tree: None for chains. stop: when a chain ends early. ahead: the schedule drafts for rounds in flight.
+    tree: None for chains. stop: when a chain ends early. ahead: the schedule drafts for rounds in flight. draft_draft:
+    what guesses for drafts that are models (`edgespec.draft.model`).
     """
 
     n_vocab: int
@@ -93,12 +96,24 @@ class DraftSetup:
     tree: TreePlan | None = None
     stop: EarlyStop = field(default_factory=EarlyStop)
     ahead: bool = False
+    draft_draft: str = "none"
 
     def head(self, kind: str) -> Any:
         """The loaded head of a kind; raises ConfigError where none was given."""
         if kind not in self.draft_models:
             raise ConfigError(f"draft={kind!r} has no trained head here: give its draft bundle, or use draft='ngram'")
         return self.draft_models[kind]
+
+
+class Guesser(Protocol):
+    """What drafts for a draft, which judges its guesses in one pass: they cost or save time, nothing else."""
+
+    def reset(self) -> None: ...
+
+    def guess(self, context: DraftContext, k: int) -> list[int]:
+        """At most k tokens after `context.tokens`, of which the last `context.n_ahead` may turn out wrong."""
+
+    def close(self) -> None: ...
 
 
 Factory = Callable[[DraftSetup], Drafter]
@@ -112,6 +127,10 @@ DRAFTERS: dict[str, str | Factory] = {
     "medusa": "edgespec.draft.medusa:create",
     "early-exit": "edgespec.draft.early_exit:create",
 }
+
+
+DRAFT_DRAFTS: Mapping[str, tuple[str, ...]] = {"none": (), "ngram": ("model", "tinydraft"), "tinydraft": ("model",)}
+"""What may draft for a draft -> the kinds that it may draft for."""
 
 
 def register_drafter(name: str, factory: str | Factory) -> None:

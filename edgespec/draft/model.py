@@ -1,8 +1,10 @@
 """An independent draft model with its own KV cache, sampled the way the verifier expects.
 
 Before each proposal the cache is rewound to its common prefix with the committed tokens and catches up in one pass; the
-committed tokens are never assumed, always compared. Its logits may be over a reduced vocabulary. Knows sessions and
-candidates, not runtimes.
+committed tokens are never assumed, always compared. Its logits may be over a reduced vocabulary. In a cascade something
+cheaper guesses its tokens and one pass judges them, as its own would be by the target: the chain is what the draft
+would have drafted alone, with the distributions that it drew from, so any rule may judge it (staged speculation,
+arXiv:2308.04623; CS-Drafting, arXiv:2312.11462). Knows sessions and candidates, not runtimes.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
-from edgespec.draft.base import DraftSetup, EarlyStop, TreePlan, finish
+from edgespec.draft.base import DraftSetup, EarlyStop, Guesser, TreePlan, finish
 from edgespec.draft.choice import Choice, choose_chain, choose_siblings
 from edgespec.draft.heads import HeadSession
+from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.track import AcceptanceTrack
 from edgespec.draft.tree import as_proposal
 from edgespec.draft.vocabulary import N_EXTRA, DraftVocabulary
@@ -28,7 +31,8 @@ class ModelDrafter:
     """Drafts with a small language model that shares the target's tokens: a chain, or a tree where `tree` is given.
 
     A tree is several first tokens, each continued as a chain; it needs no tree inputs of the draft. source: what
-    proposals are counted under. stop: when a chain ends early. ahead: proposals name runners-up.
+    proposals are counted under. stop: when a chain ends early. ahead: proposals name runners-up. guesser: drafts for
+    this draft; owned by it.
     """
 
     taps: tuple[str, ...] = ()
@@ -41,8 +45,10 @@ class ModelDrafter:
         tree: TreePlan | None = None,
         stop: EarlyStop | None = None,
         ahead: bool = False,
+        guesser: Guesser | None = None,
     ) -> None:
         self.model = model
+        self.guesser = guesser
         self.ahead = ahead
         self.n_vocab = n_vocab
         self.source = source
@@ -55,11 +61,14 @@ class ModelDrafter:
         self.vocabulary = DraftVocabulary(base, n_vocab, int(entry.get("n_extra", N_EXTRA)))
         self._cached: list[int] = []  # tokens in the session's cache
         self._n_agreed = 0  # of those, known to equal the committed tokens
+        self.n_ids = n_vocab if base is not None else min(n_vocab, model.info.n_vocab)
 
     def reset(self) -> None:
         self._track.reset()
         self._n_agreed = 0
         self.vocabulary.reset()
+        if self.guesser is not None:
+            self.guesser.reset()
 
     def offer(self, context: DraftContext) -> Offer:
         """Up to the end of the draft's own context, and nothing once the text holds a token that it does not know."""
@@ -88,22 +97,58 @@ class ModelDrafter:
             cast(HeadSession, self.session).set_extra(self.vocabulary.extra)
         if k < 1:
             return Proposal([], self.source)
-        rows, run_s = yield from self._catch_up(context.tokens, len(context.tokens) - context.n_ahead)
-        history = list(context.tokens)
         if self.tree is not None:
+            rows, run_s = yield from self._catch_up(context.tokens, len(context.tokens) - context.n_ahead)
+            history = list(context.tokens)
             return self._spread(context, history, rows.logits[-1], min(k, self.tree.rows), self.tree, run_s)
-        first = self._choose(context, rows.logits[-1], history)
-        if first is None:
-            return Proposal([], self.source, run_s=run_s)
-        chain, chain_s = yield from self._continue(context, history, first, k)
+        chain, run_s = yield from self._chain(context, k)
         return Proposal(
             [choice.token for choice in chain],
             self.source,
             dists=[choice.dist for choice in chain],
             scores=[choice.confidence for choice in chain] if context.min_survival else None,
             runners_up=[choice.runner_up for choice in chain] if self.ahead else None,
-            run_s=run_s + chain_s,
+            run_s=run_s,
         )
+
+    def guess(self, context: DraftContext, k: int) -> list[int]:
+        """As `edgespec.draft.base.Guesser`: a smaller draft may guess for a larger one."""
+        k = min(k, self._most(context.tokens))
+        return finish(self.steps(context._replace(min_survival=0.0), k)).tokens
+
+    def _chain(self, context: DraftContext, n: int) -> Generator[None, None, tuple[list[Choice], float]]:
+        """Up to `n` tokens, pausing between passes, each of which judges what was guessed; seconds in the runtime."""
+        history, run_s = list(context.tokens), 0.0
+        chain: list[Choice] = []
+        stop = self.stop.chain(context.min_survival)
+        while True:
+            guesses = self._guess(context, history, len(chain), n)
+            n_true = len(context.tokens) - context.n_ahead
+            rows, pass_s = yield from self._catch_up([*history, *guesses], n_true, 1 + len(guesses))
+            run_s += pass_s
+            for row, guessed in zip(rows.logits, [*guesses, None], strict=True):
+                choice = self._choose(context, row, history)
+                if choice is None:
+                    return chain, run_s
+                chain.append(choice)
+                history.append(choice.token)
+                if len(chain) == n or stop.after(choice.confidence, len(chain)):
+                    return chain, run_s
+                if choice.token != guessed:
+                    break
+            yield
+
+    def _guess(self, context: DraftContext, history: list[int], n_drafted: int, n: int) -> list[int]:
+        """Tokens that may follow `history`, for one pass to judge; no more than the cache can take back."""
+        most, rewind = n - n_drafted - 1, self.model.info.max_rewind
+        if rewind is not None:
+            most = min(most, rewind - n)
+        if self.guesser is None or most < 1:
+            return []
+        ahead = context._replace(tokens=history, n_ahead=context.n_ahead + n_drafted)
+        guesses = self.guesser.guess(ahead, most)
+        unknown = (i for i, token in enumerate(guesses) if token >= self.n_ids)
+        return guesses[: next(unknown, None)]
 
     def _choose(self, context: DraftContext, logits: FloatArray, history: list[int], index: int = 0) -> Choice | None:
         wants = self.stop.chain(context.min_survival).wants_confidence
@@ -118,23 +163,21 @@ class ModelDrafter:
         )
 
     def _continue(
-        self, context: DraftContext, history: list[int], first: Choice, n: int, node: int | None = None
-    ) -> Generator[None, None, tuple[list[Choice], float]]:
-        """`first` and up to n - 1 tokens after it, pausing before each pass; seconds in the runtime.
+        self, context: DraftContext, history: list[int], first: Choice, n: int, node: int
+    ) -> tuple[list[Choice], float]:
+        """A branch of a tree: `first` and up to n - 1 tokens after it; seconds in the runtime.
 
-        node: the place of `first` in a tree, which tells its draws from those of other branches; None for a chain.
+        node: the place of `first` in the tree, which tells its draws from those of other branches.
         """
         history, chain, run_s = list(history), [first], 0.0
         stop = self.stop.chain(context.min_survival)
         while len(chain) < n and not stop.after(chain[-1].confidence, len(chain)):
-            yield
             token = chain[-1].token
             history.append(token)
             rows = self.session.forward([token], logits_rows=(0,))
             run_s += rows.run_s
             self._cached.append(token)
-            index = 0 if node is None else node + len(chain)
-            choice = self._choose(context, rows.logits[-1], history, index)
+            choice = self._choose(context, rows.logits[-1], history, node + len(chain))
             if choice is None:
                 break
             chain.append(choice)
@@ -155,27 +198,29 @@ class ModelDrafter:
             node = len(tokens)
             if len(self._cached) < len(history):  # the cache could not be cut: the other branches stay single tokens
                 length = 1
-            chain, chain_s = finish(self._continue(context, history, first, length, node))
+            chain, chain_s = self._continue(context, history, first, length, node)
             run_s += chain_s
             tokens += [choice.token for choice in chain]
             parents += [-1, *range(node, node + len(chain) - 1)]
             dists += [choice.dist for choice in chain]
         return as_proposal(tokens, parents, dists, self.source, run_s)
 
-    def _catch_up(self, tokens: list[int], n_true: int) -> Generator[None, None, tuple[Rows, float]]:
-        """Make the cache equal `tokens` in as few passes as the chunk size allows; logits of the last token.
+    def _catch_up(self, tokens: list[int], n_true: int, n_rows: int = 1) -> Generator[None, None, tuple[Rows, float]]:
+        """Make the cache equal `tokens` in as few passes as the chunk size allows; logits of the last `n_rows`.
 
         n_true: of the tokens, so many are committed. Pauses between passes.
         """
-        keep = min(_common_prefix(self._cached, tokens, self._n_agreed), len(tokens) - 1)
+        keep = min(_common_prefix(self._cached, tokens, self._n_agreed), len(tokens) - n_rows)
         if keep != len(self._cached):
             keep = self._rewind(keep)
         run_s = 0.0
         while True:
-            piece = tokens[keep : keep + CATCH_UP_ROWS]
+            left = len(tokens) - keep
+            piece = tokens[keep : keep + min(CATCH_UP_ROWS, left if left <= CATCH_UP_ROWS else left - n_rows)]
             keep += len(piece)
             is_last = keep == len(tokens)
-            rows = self.session.forward(piece, logits_rows=(len(piece) - 1,) if is_last else ())
+            wanted = range(len(piece) - n_rows, len(piece)) if is_last else ()
+            rows = self.session.forward(piece, logits_rows=wanted)
             run_s += rows.run_s
             self._cached += piece
             self._n_agreed = min(len(self._cached), n_true)
@@ -198,6 +243,8 @@ class ModelDrafter:
 
     def close(self) -> None:
         self.session.close()
+        if self.guesser is not None:
+            self.guesser.close()
 
 
 def _common_prefix(cached: list[int], tokens: list[int], n_agreed: int) -> int:
@@ -224,9 +271,25 @@ def _lengths(n_rows: int, n: int, depth: int) -> list[int]:
 def create(setup: DraftSetup) -> ModelDrafter:
     """The drafter for `setup.model`, which `edgespec.llm` has made sure is there."""
     assert setup.model is not None
-    return ModelDrafter(setup.model, setup.n_vocab, tree=setup.tree, stop=setup.stop, ahead=setup.ahead)
+    return _make(setup.model, "model", setup, setup.draft_draft)
 
 
 def create_tinydraft(setup: DraftSetup) -> ModelDrafter:
     """The same drafter for the small model trained for this target, `setup.head("tinydraft")`."""
-    return ModelDrafter(setup.head("tinydraft"), setup.n_vocab, "tinydraft", setup.tree, setup.stop, setup.ahead)
+    guesser = setup.draft_draft if setup.draft_draft != "tinydraft" else "none"  # it does not guess for itself
+    return _make(setup.head("tinydraft"), "tinydraft", setup, guesser)
+
+
+def _make(model: Model, source: str, setup: DraftSetup, guesser: str) -> ModelDrafter:
+    return ModelDrafter(
+        model, setup.n_vocab, source, setup.tree, setup.stop, setup.ahead, guesser=_create_guesser(guesser, setup)
+    )
+
+
+def _create_guesser(kind: str, setup: DraftSetup) -> Guesser | None:
+    """What drafts for a draft; None where nothing does, or where its device failed."""
+    if kind == "ngram":
+        return NgramDrafter(setup.prompt_lookup_min)
+    if kind == "none" or kind not in setup.draft_models:
+        return None
+    return ModelDrafter(setup.head(kind), setup.n_vocab, kind)

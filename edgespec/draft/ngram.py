@@ -51,6 +51,19 @@ class SuffixAutomaton:
         if suffix:
             self._end[suffix] = position
 
+    def follow(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(length, end) of the longest suffix of the text with `tokens` after it that occurs in the text; adds none."""
+        if not tokens:
+            return self.match_length, self.match_end
+        state, length = max(self._link[self._last], 0), self.match_length
+        for token in tokens:
+            while state and token not in self._next[state]:
+                state = self._link[state]
+                length = self._length[state]
+            length = length + 1 if token in self._next[state] else 0
+            state = self._next[state].get(token, 0)
+        return length, self._end[state]
+
     def matches(self) -> list[tuple[int, int]]:
         """(length, end) of the longest match and then of shorter suffixes that occurred elsewhere, longest first."""
         found: list[tuple[int, int]] = []
@@ -120,14 +133,16 @@ class NgramDrafter:
             return Proposal(self._continuation(self._index.match_end, k), self.source)
         return self._merge(k, self.tree)
 
+    def guess(self, context: DraftContext, k: int) -> list[int]:
+        """As `edgespec.draft.base.Guesser`: the index holds committed tokens, and is followed along the others."""
+        n_true = len(context.tokens) - context.n_ahead
+        for token in context.tokens[len(self._index.tokens) : n_true]:
+            self._index.append(token)
+        length, end = self._index.follow(context.tokens[n_true:])
+        return _continue(context.tokens, end, k) if length >= self.min_match else []
+
     def _continuation(self, end: int, n: int) -> list[int]:
-        """`n` tokens as they followed position `end`; one that runs into the end of the text repeats its period."""
-        tokens, start = self._index.tokens, end + 1
-        drafted = tokens[start : start + n]
-        period = len(tokens) - start
-        while len(drafted) < n:
-            drafted.append(drafted[len(drafted) - period])
-        return drafted
+        return _continue(self._index.tokens, end, n)
 
     def _merge(self, k: int, plan: TreePlan) -> Proposal:
         """Half of the rows for the longest match, then what followed shorter ones; the longest takes what is left."""
@@ -143,6 +158,16 @@ class NgramDrafter:
 
     def close(self) -> None:
         self.reset()
+
+
+def _continue(tokens: list[int], end: int, n: int) -> list[int]:
+    """`n` tokens as they followed position `end`; one that runs into the end of the text repeats its period."""
+    start = end + 1
+    drafted = tokens[start : start + n]
+    period = len(tokens) - start
+    while len(drafted) < n:
+        drafted.append(drafted[len(drafted) - period])
+    return drafted
 
 
 def _bucket(length: int) -> int:
