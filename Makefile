@@ -81,6 +81,7 @@ check: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m edgespec_bench readme --check
 
 format: venv
 	$(BIN)/ruff format .

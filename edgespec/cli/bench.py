@@ -72,7 +72,7 @@ def _print(result: dict[str, Any]) -> None:
     table = Table(show_edge=False)
     kinds = list(result["sides"][0]["tok_s_by_kind"])
     table.add_column("way to decode", no_wrap=True)
-    for name in ("tok/s", "over plain", *kinds, "tokens a round", "first token, ms", "memory, MB"):
+    for name in ("tok/s", "x plain", *kinds, "tok/round", "TTFT, ms", "MB"):
         table.add_column(name, justify="right")
     for side in result["sides"]:
         over, length = side["over_plain"], side["tokens_a_round"]

@@ -72,6 +72,19 @@ def test_acceptance_weighs_rounds_and_length_counts_tokens_a_round() -> None:
     assert figures.tokens_a_round("sides", NGRAM, None, "t0") == 200 / 40
 
 
+def test_texts_are_compared_with_plain_decoding_on_the_same_rows() -> None:
+    exact = "edgespec/exact-plain"
+    rows = [
+        *small_run(),
+        side(exact, "plain"),
+        run(exact, 90),
+        run(exact, 90, turn=1, text="y"),
+        run(exact, 90, "edit"),
+    ]
+    assert Figures(rows).same_texts("sides") == (2, 3)
+    assert Figures(small_run()).same_texts("sides") == (0, 0)
+
+
 def test_every_row_of_the_table_is_measured_from_rows() -> None:
     found = verdicts(small_run())
     assert list(found) == [target.key for target in TARGETS]
@@ -237,6 +250,12 @@ def test_a_readme_without_markers_and_results_without_a_run_are_refused(tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no run"):
         renew(README, tmp_path / "empty")
+
+
+def test_the_repository_says_what_was_measured() -> None:
+    """What `make check` does."""
+    result = CliRunner().invoke(main, ["readme", "--check"])
+    assert result.exit_code == 0, result.output
 
 
 def test_rows_that_were_cut_off_are_left_out_and_others_refused(tmp_path: Path) -> None:

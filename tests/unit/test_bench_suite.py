@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -22,6 +23,7 @@ from edgespec_bench.suite.runner import RunOptions, run_suite
 from edgespec_bench.suite.turns import run_part
 from pair_world import write_tiny_gguf
 
+from edgespec.cli import main as edgespec_command
 from edgespec.errors import BackendError, ConfigError
 
 SIDES = (find_side("edgespec/plain"), find_side("edgespec/ngram-3"))
@@ -205,3 +207,39 @@ def test_a_failing_part_leaves_the_others(tiny: Path, tmp_path: Path, monkeypatc
     rows = run_suite(options, tmp_path, quiet)
     assert [(row["part"], row["reason"]) for row in rows if row["row"] == "skip"] == [("sides", "no reason")]
     assert [row["part"] for row in rows if row["row"] == "done"] == ["costs"]
+
+
+def bench(*arguments: str) -> Any:
+    return CliRunner().invoke(edgespec_command, ["bench", *arguments])
+
+
+def test_a_users_own_model_is_measured_without_peers(tiny: Path, tmp_path: Path) -> None:
+    arguments = ["tiny", "--kind", "chat", "--prompts", "2", "-n", "12", "-t", "1"]
+    result = bench(*arguments, "--json", "--save", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert {side["side"] for side in found["sides"]} == {"plain", "exact-plain", "ngram-3", "auto"}
+    speeds = [side["tok_s"]["median"] for side in found["sides"]]
+    assert speeds == sorted(speeds, reverse=True)
+    assert found["best"] == found["sides"][0]["side"]
+    assert found["left_out"] == {}
+    (plain,) = [side for side in found["sides"] if side["side"] == "plain"]
+    assert plain["over_plain"]["median"] == 1.0
+    assert plain["tok_s_by_kind"]["chat"]["n"] == 2
+    assert sum(row["row"] == "run" for row in read_rows(tmp_path / "rows.jsonl")) == 8
+    again = bench(*arguments, "--save", str(tmp_path))  # measures nothing: all of it is there
+    assert again.exit_code == 0, again.stderr
+    assert f"{plain['tok_s']['median']:.1f}" in again.stdout
+    assert "x plain" in again.stdout
+
+
+def test_bad_input_of_the_command_is_one_line(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, words in ((["tiny", "--kind", "poetry"], "poetry"), (["nobody"], "nobody")):
+        result = bench(*arguments)
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+    monkeypatch.setitem(sys.modules, "edgespec_bench.suite.own", None)
+    result = bench("tiny")
+    assert result.exit_code != 0
+    assert "comes in the same wheel" in result.stderr

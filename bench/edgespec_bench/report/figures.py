@@ -17,6 +17,7 @@ __all__ = ["EDGESPEC", "Comparison", "Figures", "per_token", "tok_s", "tpot_s"]
 
 EDGESPEC = "edgespec"
 NATIVE = "edgespec/plain"
+EXACT = "edgespec/exact-plain"
 Row = dict[str, Any]
 
 
@@ -119,6 +120,16 @@ class Figures:
     def native(self, part: str) -> str | None:
         """edgespec's native plain decoding, one row a step."""
         return NATIVE if (part, NATIVE) in self.sides else None
+
+    def same_texts(self, part: str) -> tuple[int, int]:
+        """(same, all) answers of edgespec's speculative sides beside plain decoding on the same rows, same seed."""
+        pairs = [
+            (row["text"], partner["text"])
+            for side in self.own(part, "speculative")
+            for row in self.runs(part, side)
+            if (partner := self._runs.get((part, EXACT, *(row[k] for k in ("kind", "setting", "prompt", "turn")))))
+        ]
+        return sum(a == b for a, b in pairs), len(pairs)
 
     def own(self, part: str, what: str) -> list[str]:
         return self.names(part, lambda row: row["engine"] == EDGESPEC and row["what"] == what)

@@ -60,21 +60,26 @@ def _line(figures: Figures, judged: list[Judged]) -> str:
         versus = found["plain_vs_peer"].value
         beside = f", {versus:.2f}x the fastest 4-bit peer" if versus else ""
         claims.append(f"plain decoding at **{speed.median:.0f} tok/s{beside}**")
-    for key, what in (("chat_t0_vs_plain", "chat"), ("copy_vs_plain", "summaries, edits and JSON")):
-        if found[key].value is not None:
-            claims.append(f"speculation **{found[key].value:.2f}x** that on {what}")
+    gains = [
+        f"**{found[key].value:.2f}x** {what}"
+        for key, what in (("chat_t0_vs_plain", "on chat"), ("copy_vs_plain", "on summaries, edits and JSON"))
+        if found[key].value is not None
+    ]
+    if gains:
+        claims.append("speculation " + ", ".join(gains) + " of that")
     peers = [
         f"{found[key].value:.2f}x ({what})"
         for key, what in (("chat_t0_vs_peer", "chat"), ("copy_vs_peer", "copying"))
         if found[key].value is not None
     ]
     if peers:
-        claims.append(f"{' and '.join(peers)} the best setting of any peer")
+        claims.append(f"{' and '.join(peers)} of the best setting of any peer")
+    same, n_texts = figures.same_texts("sides")
+    if n_texts:
+        claims.append(f"{same} of {n_texts} texts the same as without drafts, token for token")
     machine = f"{card['machine']['cpu']}, {card['threads']} threads"
-    text = (
-        f"{card['model']} on {machine}, T = 0: " + "; ".join(claims) + ". Greedy text is the target's, token for token."
-    )
-    return "\n".join("> " + line for line in _wrap(f"{text} (Commit {card['commit']}; all figures below.)"))
+    text = f"{card['model']} on {machine}, T = 0: " + "; ".join(claims)
+    return "\n".join("> " + line for line in _wrap(f"{text}. (Commit {card['commit']}; all figures below.)"))
 
 
 def _wrap(text: str) -> list[str]:

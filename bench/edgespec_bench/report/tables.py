@@ -40,7 +40,7 @@ def machine_line(figures: Figures) -> str:
     card = figures.card
     machine = card.get("machine", {})
     versions = ", ".join(f"{name} {version}" for name, version in card.get("versions", {}).items() if version)
-    note = f" {card['note']}." if card.get("note") else ""
+    note = f" Note: {card['note']}." if card.get("note") else ""
     return (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {card.get('threads')} threads, governor "
         f"{machine.get('governor') or 'unknown'}, {machine.get('memory_mb')} MB, {machine.get('system')}, load "
@@ -113,7 +113,9 @@ def _acceptance_table(figures: Figures, part: str) -> Table:
             places = ", ".join(f"{share:.2f}" for share in shares) or "-"
             rows.append((side, SETTING_LABELS[setting], f"{length:.2f}" if length else "-", rate, places))
     columns = ("side", "setting", "tokens a round", "accepted / drafted", "accepted by position")
-    return Table(f"Acceptance, all kinds, {_model(figures, part)}", columns, rows)
+    same, n_texts = figures.same_texts(part)
+    remark = f"{same} of edgespec's {n_texts} texts are those of plain decoding on the same rows." if n_texts else ""
+    return Table(f"Acceptance, all kinds, {_model(figures, part)}", columns, rows, remark)
 
 
 def _latency_table(figures: Figures, part: str) -> Table:

@@ -44,6 +44,7 @@ def summary(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "targets": judged,
         "missed": [one["key"] for one in judged if one["verdict"] == "missed"],
+        "same_texts": list(figures.same_texts("sides")),
         "not_measured": [one["key"] for one in judged if one["verdict"] == "not measured"],
         **{
             key: figures.card.get(key)

@@ -74,7 +74,7 @@ QUICK = Size(
     scaled_keys=("k2", "k3", "k5-p0.7", "ngram-model-p"),
     fidelity_prompts=4,
     fidelity_tokens=24,
-    judged=1,
+    judged=2,
     cost_repeats=15,
 )
 FULL = Size(
