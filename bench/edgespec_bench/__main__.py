@@ -20,7 +20,7 @@ from edgespec_bench.devices import DeviceCase, measure_devices
 from edgespec_bench.drafts import DRAFTS, DraftCase, measure_drafts
 from edgespec_bench.kernels import DEFAULT_ROWS, profile_round, table
 from edgespec_bench.machine_card import commit, machine_card, versions
-from edgespec_bench.peers import PEERS, Peer, find_peer
+from edgespec_bench.peers import PEERS, Peer, find_peer, set_up
 from edgespec_bench.suite.commands import COMMANDS as SUITE
 from edgespec_bench.widen.command import command as widen_command
 
@@ -204,9 +204,7 @@ def peers(model: str, names: tuple[str, ...], setup: bool) -> None:
 def _setup(model: str, chosen: Sequence[Peer]) -> None:
     from edgespec.pairs import source_path
 
-    source = source_path(model)
-    for peer in chosen:
-        peer.setup(model, source, say)
+    set_up(chosen, model, source_path(model), say)
 
 
 for extra in (*SUITE, widen_command, article, scaled):

@@ -1,33 +1,47 @@
 """What each peer engine reads: its own form of a pair's float weights and of the trained draft.
 
-One source for all: the pair's GGUF, dequantized, as a Hugging Face folder in float32; the draft is the TinyDraft of the
-zoo on its target's tables, a plain Llama of two layers that every engine can run. A part is a subfolder of the peer's
-model folder; it appears whole or not at all.
+One source for all: the pair's weights, dequantized, as a Hugging Face folder in float32; the draft is the TinyDraft of
+the zoo on its target's tables, a plain Llama of two layers that every engine can run. A part is a subfolder of the
+peer's model folder; it appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from edgespec.children import describe_exit
 from edgespec.config import child_environment
 from edgespec.errors import BackendError, ConfigError
 
-__all__ = ["Build", "Workshop", "build_genai", "run"]
+__all__ = ["GENAI_PARTS", "LLAMACPP_PARTS", "OPENVINO_PARTS", "TRANSFORMERS_PARTS", "Build", "Workshop", "make_part",
+           "run"]  # fmt: skip
+
+LLAMACPP = "0.3.36"
+_PROGRAM = Path(__file__).with_name("children") / "llamacpp_child.cpp"
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where a part is made. python: of the peer's environment. work: scratch of all parts of one setup."""
+    """Where a part is made. python: of the peer's environment. work: scratch of one setup. folder: of its parts."""
 
     model: str
     source: Path
     python: Path
     work: Path
+    folder: Path
+
+    def made(self, part: str) -> Path:
+        """A part that is there already. Raises ConfigError where it is not."""
+        if not (self.folder / part).is_dir():
+            raise ConfigError(f"{part} has to be made before it")
+        return self.folder / part
 
     def floats(self) -> Path:
         """The target as a Hugging Face folder in float32, written once."""
@@ -55,14 +69,122 @@ Build = Callable[[Workshop, Path], None]
 """Makes one part in the empty folder that it is given."""
 
 
-def build_genai(shop: Workshop, out: Path) -> None:
+def _copy_floats(shop: Workshop, out: Path, *, draft: bool = False) -> None:
+    shutil.copytree(shop.draft_floats() if draft else shop.floats(), out, dirs_exist_ok=True)
+
+
+def _genai_int4(shop: Workshop, out: Path) -> None:
     """onnxruntime-genai's own int4 build of the target."""
     _genai_builder(shop, shop.floats(), out)
+
+
+def _genai_draft(shop: Workshop, out: Path) -> None:
+    """The draft's int4 build, with a configuration that names the target in the part beside it too."""
+    _genai_builder(shop, shop.draft_floats(), out)
+    path = out / "genai_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    beside = json.loads((shop.made("int4") / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["draft"] = config["model"]["decoder"]
+    config["model"]["decoder"] = beside["model"]["decoder"]
+    config["model"]["decoder"]["filename"] = f"../int4/{beside['model']['decoder']['filename']}"
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def _genai_builder(shop: Workshop, floats: Path, out: Path) -> None:
     command = [str(shop.python), "-m", "onnxruntime_genai.models.builder", "-p", "int4", "-e", "cpu"]
     run([*command, "-i", str(floats), "-o", str(out), "-c", str(shop.work / "cache")], "its model builder")
+
+
+def _gguf_as_is(shop: Workshop, out: Path) -> None:
+    """The file that the pair is made from. Raises ConfigError where that is none."""
+    if shop.source.suffix.lower() != ".gguf":
+        raise ConfigError(f"{shop.source} is no GGUF file, so there is none to run as it is")
+    shutil.copyfile(shop.source, out / "model.gguf")
+
+
+_QUANTIZE = """
+import sys, llama_cpp
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.pure = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0, sys.argv[3] == "pure"
+raise SystemExit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
+
+
+def _gguf_q4_0(shop: Workshop, out: Path, *, draft: bool = False, pure: bool = True) -> None:
+    """Q4_0 by llama.cpp's own quantizer; pure: embedding and head too, which it would leave at 8 bits."""
+    floats = _gguf_floats(shop, draft)
+    how = "pure" if pure else "mixed"
+    run([str(shop.python), "-c", _QUANTIZE, str(floats), str(out / "model.gguf"), how], "llama.cpp's quantizer")
+
+
+def _gguf_floats(shop: Workshop, draft: bool) -> Path:
+    from edgespec_export.gguf_out import write_gguf
+
+    folder = shop.draft_floats() if draft else shop.floats()
+    file = folder.with_suffix(".gguf")
+    return file if file.is_file() else write_gguf(folder, file, type="f32")
+
+
+def _llamacpp_program(shop: Workshop, out: Path) -> None:
+    """Our child in C++, against the headers of the source package and the wheel's libraries. Needs g++."""
+    pip = [str(shop.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary"]
+    sources = shop.work / "sources"
+    run([*pip, ":all:", "-d", str(sources), f"llama-cpp-python=={LLAMACPP}"], "the source package of llama-cpp-python")
+    with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:
+        archive.extractall(sources, filter="data")
+    tree = next(sources.glob("*/vendor/llama.cpp"))
+    libraries = next((shop.python.parent.parent / "lib").glob("python*/site-packages/lib"))
+    includes = [f"-I{tree / name}" for name in ("common", "include", "ggml/include", "vendor")]
+    # An old-style path: it holds for the libraries that the libraries need, too.
+    linking = [f"-L{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base", "-Wl,--disable-new-dtags",
+               f"-Wl,-rpath,{libraries}"]  # fmt: skip
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise BackendError("there is no C++ compiler (g++), which llama.cpp's own speculation needs: install one")
+    define = f'-DLLAMA_CPP_PACKAGE="{LLAMACPP}"'
+    run([compiler, "-std=c++17", "-O2", define, *includes, str(_PROGRAM), "-o", str(out / "llamacpp_child"), *linking],
+        "the C++ compiler")  # fmt: skip
+
+
+_CONVERT = "import sys, openvino_genai; openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+
+
+def _openvino(shop: Workshop, out: Path, gguf: Path) -> None:
+    """OpenVINO's own form of a GGUF file, written by its reader beside the file."""
+    file = out / "model.gguf"
+    shutil.copyfile(gguf, file)
+    run([str(shop.python), "-c", _CONVERT, str(file)], "OpenVINO's GGUF reader")
+    if not (out / "openvino_model.xml").is_file():
+        raise BackendError("OpenVINO's GGUF reader wrote no model")
+    file.unlink()
+
+
+def _openvino_int4(shop: Workshop, out: Path) -> None:
+    _gguf_as_is(shop, out)
+    (out / "model.gguf").rename(shop.work / "as-is.gguf")
+    _openvino(shop, out, shop.work / "as-is.gguf")
+
+
+def _openvino_draft(shop: Workshop, out: Path) -> None:
+    """In 8 bits; with the target's tokenizer files, as it compares the files and not the vocabularies."""
+    from edgespec_export.gguf_out import write_gguf
+
+    file = shop.work / "draft-q8_0.gguf"
+    _openvino(shop, out, write_gguf(shop.draft_floats(), file, type="q8_0", force=True))
+    for path in shop.made("int4").glob("openvino_*tokenizer.*"):
+        shutil.copyfile(path, out / path.name)
+
+
+GENAI_PARTS = {"int4": _genai_int4, "draft": _genai_draft}
+LLAMACPP_PARTS: dict[str, Build] = {
+    "q4_0-pure": _gguf_q4_0,
+    "q4_0": partial(_gguf_q4_0, pure=False),
+    "as-is": _gguf_as_is,
+    "draft-q4_0": partial(_gguf_q4_0, draft=True),
+    "program": _llamacpp_program,
+}
+OPENVINO_PARTS = {"int4": _openvino_int4, "draft": _openvino_draft}
+TRANSFORMERS_PARTS: dict[str, Build] = {"float": _copy_floats, "draft": partial(_copy_floats, draft=True)}
 
 
 def run(command: Sequence[str], what: str) -> None:

@@ -16,10 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.config import cache_dir
+from edgespec.cpu import cpu_identity
 from edgespec.errors import BackendError, ConfigError
-from edgespec_bench.peer_models import Build, Workshop, build_genai, make_part, run
+from edgespec_bench.peer_models import (
+    GENAI_PARTS,
+    LLAMACPP_PARTS,
+    OPENVINO_PARTS,
+    TRANSFORMERS_PARTS,
+    Build,
+    Workshop,
+    make_part,
+    run,
+)
 
-__all__ = ["GENAI", "PEERS", "Peer", "find_peer"]
+__all__ = ["GENAI", "LLAMACPP", "OPENVINO", "PEERS", "TRANSFORMERS", "Peer", "find_peer", "set_up"]
 
 Say = Callable[[str], None]
 
@@ -28,13 +38,12 @@ Say = Callable[[str], None]
 class Peer:
     """An engine's name, version and exact packages. The first group is installed before the second.
 
-    child: the script that speaks for it. parts: name of a part of its model folder -> what makes it.
+    parts: name of a part of its model folder -> what makes it, in order.
     """
 
     name: str
     version: str
     packages: tuple[tuple[str, ...], ...]
-    child: str
     parts: Mapping[str, Build]
 
     @property
@@ -63,22 +72,18 @@ class Peer:
         absent = [part for part in wanted if not (self.model_folder(model) / part).is_dir()]
         return f"{self.name} has no {' and no '.join(absent)} of {model} yet" if absent else None
 
-    def setup(self, model: str, source: Path, say: Say) -> None:
+    def setup(self, model: str, source: Path, work: Path, say: Say) -> None:
         """Make the environment and the models where they are missing; minutes and up to 2 GB the first time."""
         if not self.is_installed:
             self._install(say)
         folder = self.model_folder(model)
-        absent = [part for part in self.parts if not (folder / part).is_dir()]
-        if not absent:
-            return
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix="work-") as work:
-            shop = Workshop(model, source, self.python, Path(work))
-            for part in absent:
-                say(f"{self.name}: making {part} of {model}")
-                try:
-                    make_part(self.parts[part], shop, folder / part)
-                except (BackendError, ConfigError) as error:
-                    raise type(error)(f"{self.name}, {part} of {model}: {error}") from error
+        shop = Workshop(model, source, self.python, work, folder)
+        for part in [part for part in self.parts if not (folder / part).is_dir()]:
+            say(f"{self.name}: making {part} of {model}")
+            try:
+                make_part(self.parts[part], shop, folder / part)
+            except (BackendError, ConfigError) as error:
+                raise type(error)(f"{self.name}, {part} of {model}: {error}") from error
 
     def _install(self, say: Say) -> None:
         say(f"{self.name} {self.version}: making its environment in {self.folder}")
@@ -87,16 +92,18 @@ class Peer:
         run([sys.executable, "-m", "venv", str(self.folder / "venv")], f"the environment of {self.name}")
         for group in self.packages:
             say(f"{self.name}: installing {' '.join(group)}")
-            pip = [str(self.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *group]
+            pip = [
+                str(self.python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *_wheels(),
+                *group,
+            ]
             run(pip, f"the packages of {self.name}")
         (self.folder / "installed").write_text(self.version, encoding="utf-8")
-
-    def command(self, children: Path) -> list[str]:
-        return [str(self.python), str(children / self.child)]
-
-    def environment(self, threads: int) -> dict[str, str]:
-        """For libraries that take their number of threads from the environment. No path of ours reaches the peer."""
-        return {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": ""}
 
 
 GENAI = Peer(
@@ -113,11 +120,34 @@ GENAI = Peer(
             "numpy==2.4.6",
         ),
     ),
-    "genai_child.py",
-    {"int4": build_genai},
+    GENAI_PARTS,
 )
 
-PEERS = (GENAI,)
+LLAMACPP = Peer("llama.cpp", "0.3.36", (("llama-cpp-python==0.3.36", "numpy==2.4.6"),), LLAMACPP_PARTS)
+
+OPENVINO = Peer(
+    "openvino-genai",
+    "2026.4.1",
+    (("openvino-genai==2026.4.1.0", "openvino==2026.4.1", "numpy==2.4.6"),),
+    OPENVINO_PARTS,
+)
+
+TRANSFORMERS = Peer(
+    "transformers", "5.24.0", (("torch==2.13.0",), ("transformers==5.24.0", "numpy==2.4.6")), TRANSFORMERS_PARTS
+)
+
+PEERS = (LLAMACPP, GENAI, OPENVINO, TRANSFORMERS)
+
+
+def set_up(peers: Sequence[Peer], model: str, source: Path, say: Say) -> None:
+    """Make what these peers lack. Raises BackendError and ConfigError naming the peer; what was made stays."""
+    if all(peer.missing(model) is None for peer in peers):
+        return
+    base = cache_dir() / "bench"
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base, prefix="work-") as work:  # the float weights serve all of them
+        for peer in peers:
+            peer.setup(model, source, Path(work), say)
 
 
 def find_peer(name: str) -> Peer:
@@ -126,3 +156,9 @@ def find_peer(name: str) -> Peer:
         if peer.name == name:
             return peer
     raise ConfigError(f"there is no peer {name!r}: use one of {', '.join(peer.name for peer in PEERS)}")
+
+
+def _wheels() -> list[str]:
+    """Where .ci/llamacpp.py keeps the wheel that it compiled for this processor, as options of pip."""
+    folder = cache_dir().parent / "edgespec-wheels"
+    return [f"--find-links={path}" for path in sorted(folder.glob(f"*-{cpu_identity()}")) if any(path.glob("*.whl"))]

@@ -1,218 +1,24 @@
-"""The sides of a measurement: every engine and setting that can be asked to decode, edgespec's own among them.
+"""The list of sides: every engine and setting that can be asked to decode, edgespec's own among them.
 
-Each runs as a child process in its engine's own environment and speaks JSON lines. Request, with `do`: decode:
-
-    {"prompt": [ids], "n_tokens": 128, "temperature": 0.0, "top_p": 1.0, "seed": 1}
-
-Answer: `tokens` (exactly n_tokens; the end of sequence is ignored), `first_tokens` (how many came at once with the
-first), `ttft_s` (prompt to first token), `seconds` and `cpu_s` (wall and processor time from the first token's arrival
-to the last's), `peak_rss_mb` (of the process so far, weights included), and, where the engine tells, else null:
-`rounds` (target passes after the first arrival), `drafted`, `accepted`, `by_position` (share of the rounds that offered
-a place and accepted one there), `host_s` (of the rounds). `decode_tok_s` makes tokens a second of an answer.
-
-Owns the protocol and the list of sides; `peers` owns environments and models. Knows nothing of what is measured.
+Each peer stands at the best sensible setting that was found for it here (the figures are in bench/LOG.md); its note
+says what it is, and what could not be had. Processes are in `protocol`, environments in `peers`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal
+from functools import partial
+from typing import Any
 
-from edgespec.children import describe_exit
-from edgespec.config import child_environment
-from edgespec.errors import BackendError, ConfigError
-from edgespec_bench.peers import GENAI, Peer
+from edgespec.errors import ConfigError
+from edgespec_bench.peers import GENAI, LLAMACPP, OPENVINO, TRANSFORMERS
+from edgespec_bench.protocol import Side, SideProcess, What, decode_tok_s, open_sides
 
-__all__ = ["Child", "Side", "SideProcess", "decode_tok_s", "edgespec_side", "find_side", "list_sides", "open_sides"]
-
-CHILDREN = Path(__file__).with_name("children")
-EDGESPEC = "edgespec"
-_GOODBYE_S = 10.0  # to end by itself once its input is closed; afterwards it is ended
+__all__ = ["Side", "SideProcess", "decode_tok_s", "edgespec_side", "find_side", "list_sides", "open_sides"]
 
 
-@dataclass(frozen=True)
-class Side:
-    """An engine in one setting.
-
-    what: plain | speculative. options: what its child is told, and every result repeats. note: in words, why this is
-    the engine's best sensible setting. peer: None is edgespec itself, in this environment. parts: of the peer's models.
-    """
-
-    engine: str
-    setting: str
-    what: Literal["plain", "speculative"]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
-    peer: Peer | None = None
-    parts: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Unique: `llama.cpp/prompt-lookup`."""
-        return f"{self.engine}/{self.setting}"
-
-    def missing(self, model: str) -> str | None:
-        """What keeps it from running on this pair, as a clause; None where it is ready."""
-        return None if self.peer is None else self.peer.missing(model, self.parts)
-
-    def start(self, model: str, threads: int) -> SideProcess:
-        """A process of its own with this setting alone. Raises ConfigError where the peer is not set up."""
-        child = _start([self], model, threads)
-        return SideProcess(self, child, owns=True)
-
-
-class SideProcess:
-    """A side that is ready to decode; several sides of one engine may share a process."""
-
-    def __init__(self, side: Side, child: Child, *, owns: bool) -> None:
-        self.side, self.name, self._child, self._owns = side, side.name, child, owns
-        self.version, self.load_s = str(child.ready["version"]), float(child.ready["load_s"])
-        self.settings: dict[str, Any] = {**child.ready["settings"][side.setting], "threads": child.ready["threads"]}
-
-    def decode(
-        self, prompt: Sequence[int], n_tokens: int, *, temperature: float = 0.0, top_p: float = 1.0, seed: int = 1
-    ) -> dict[str, Any]:
-        """The answer to a decode request. Raises BackendError where the engine fails or miscounts."""
-        request = {"prompt": list(prompt), "n_tokens": n_tokens, "temperature": temperature, "top_p": top_p}
-        answer = self.ask(do="decode", **request, seed=seed)
-        if len(answer["tokens"]) != n_tokens:
-            raise BackendError(f"{self.name} gave {len(answer['tokens'])} tokens where {n_tokens} were asked for")
-        return answer
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer to any request. Raises BackendError where the engine fails or dies."""
-        return self._child.ask(self.name, {**request, "setting": self.side.setting})
-
-    def close(self) -> None:
-        if self._owns:
-            self._child.close()
-
-    def __enter__(self) -> SideProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Child:
-    """A child process: a JSON line out, a JSON line back, one at a time. Its stderr goes into a file."""
-
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self.name = name
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env=child_environment(**(environment or {})),
-        )
-        try:
-            self.ready = self._read(name, "while it was loaded")
-        except BackendError:
-            self.close()
-            raise
-
-    def ask(self, side: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `_read` says what happened
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        return self._read(side, "in the middle of a measurement")
-
-    def _read(self, side: str, when: str) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise BackendError(f"{describe_exit(side, code)} {when}{self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise BackendError(f"{side} failed {when}: {answer['error']}")
-        return answer
-
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f": {lines[-1].strip()}" if lines else ""
-
-    def close(self) -> None:
-        """Let it end, or end it."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # an unread request to a child that died
-                    pipe.close()
-        try:
-            self._process.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
-
-
-@contextmanager
-def open_sides(sides: Sequence[Side], model: str, threads: int) -> Iterator[dict[str, SideProcess]]:
-    """All of them, ready, by name; the sides of one engine share a process (peak memory is then that of all).
-
-    Raises ConfigError before anything is started where one is not set up.
-    """
-    _refuse_missing(sides, model)
-    engines = dict.fromkeys(side.engine for side in sides)
-    with ExitStack() as stack:
-        running: dict[str, SideProcess] = {}
-        for engine in engines:
-            group = [side for side in sides if side.engine == engine]
-            child = _start(group, model, threads)
-            stack.callback(child.close)
-            running.update({side.name: SideProcess(side, child, owns=False) for side in group})
-        yield running
-
-
-def _refuse_missing(sides: Sequence[Side], model: str) -> None:
-    for side in sides:
-        missing = side.missing(model)
-        if missing:
-            raise ConfigError(f"{side.name}: {missing}; run `python -m edgespec_bench peers --setup`")
-
-
-def _start(group: Sequence[Side], model: str, threads: int) -> Child:
-    _refuse_missing(group, model)
-    side = group[0]
-    given: dict[str, Any] = {"threads": threads, "settings": {s.setting: dict(s.options) for s in group}}
-    if side.peer is None:
-        command, given["model"] = [sys.executable, str(CHILDREN / "edgespec_child.py")], model
-        environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    else:
-        command, given["model"] = side.peer.command(CHILDREN), str(side.peer.model_folder(model))
-        environment = side.peer.environment(threads)
-    return Child(side.engine, [*command, json.dumps(given)], environment)
-
-
-def decode_tok_s(answer: Mapping[str, Any]) -> float:
-    """Tokens a second after the first arrival. Raises BackendError where everything came at once."""
-    n_timed = len(answer["tokens"]) - answer["first_tokens"]
-    if n_timed < 1 or answer["seconds"] <= 0:
-        raise BackendError(f"{len(answer['tokens'])} tokens came at once, so there is no speed: ask for more tokens")
-    return float(n_timed / answer["seconds"])
-
-
-def edgespec_side(setting: str, what: Literal["plain", "speculative"], note: str = "", **options: Any) -> Side:
+def edgespec_side(setting: str, what: What, note: str = "", **options: Any) -> Side:
     """edgespec under EngineOptions; `native=True` is plain decoding one row a step on its fastest graph."""
-    return Side(EDGESPEC, setting, what, options, note)
+    return Side("edgespec", setting, what, options, note)
 
 
 _OWN = (
@@ -233,14 +39,118 @@ _OWN = (
     ),
 )
 
+_llamacpp = partial(Side, "llama.cpp", peer=LLAMACPP, child="program/llamacpp_child")
+_PURE = {"part": "q4_0-pure"}
+_LLAMACPP = (
+    _llamacpp(
+        "plain",
+        "plain",
+        _PURE,
+        "llama.cpp without Python; Q4_0 throughout, embedding and head too, by its own quantizer: its fastest file",
+        parts=("q4_0-pure", "program"),
+    ),
+    _llamacpp(
+        "plain-q4_0",
+        "plain",
+        {"part": "q4_0"},
+        "as llama-quantize makes it: embedding and head in Q8_0",
+        parts=("q4_0", "program"),
+    ),
+    _llamacpp("plain-as-is", "plain", {"part": "as-is"}, "the pair's own file (Q4_1)", parts=("as-is", "program")),
+    _llamacpp(
+        "ngram",
+        "speculative",
+        {**_PURE, "types": ["ngram-simple"], "size_n": 3, "size_m": 4},
+        "its n-gram speculation; its defaults of 12 and 48 tokens never draft in texts this short",
+        parts=("q4_0-pure", "program"),
+    ),
+    _llamacpp(
+        "draft",
+        "speculative",
+        {**_PURE, "types": ["draft-simple"], "draft": "draft-q4_0", "n_max": 2, "p_min": 0.6},
+        "its draft-model speculation with our TinyDraft in Q4_0; slower than plain at every length tried",
+        parts=("q4_0-pure", "draft-q4_0", "program"),
+    ),
+)
+
+_binding = partial(Side, "llama-cpp-python", peer=LLAMACPP, child="llamacpp_python_child.py", parts=("q4_0-pure",))
+_FLASH = {**_PURE, "llama": {"flash_attn": True}}
+_BINDING = (
+    _binding("plain", "plain", _FLASH, "the Python binding of llama.cpp, its own generate loop, the same file"),
+    _binding(
+        "prompt-lookup",
+        "speculative",
+        {**_FLASH, "lookup": {"max_ngram_size": 2, "num_pred_tokens": 2}},
+        "LlamaPromptLookupDecoding, the one draft that the binding has; 5 and 10 tokens are slower",
+    ),
+)
+
+_genai = partial(Side, "onnxruntime-genai", peer=GENAI, child="genai_child.py")
 _GENAI = (
-    Side("onnxruntime-genai", "plain", "plain", {"part": "int4"}, "its own builder's int4, block 32", GENAI, ("int4",)),
+    _genai("plain", "plain", {"part": "int4"}, "its own builder's int4, block 32", parts=("int4",)),
+    _genai(
+        "ngram",
+        "speculative",
+        {"part": "int4", "speculative": {"ngram_size": 3, "max_draft_tokens": 3}},
+        "its n-gram speculation",
+        parts=("int4",),
+    ),
+    _genai(
+        "draft",
+        "speculative",
+        {"part": "draft", "speculative": {"max_draft_tokens": 1}},
+        "its draft-model speculation with our TinyDraft in its builder's int4",
+        parts=("int4", "draft"),
+    ),
+)
+
+_openvino = partial(Side, "openvino-genai", peer=OPENVINO, child="openvino_child.py")
+_OPENVINO = (
+    _openvino("plain", "plain", {"part": "int4"}, "its reader's form of the pair's GGUF", parts=("int4",)),
+    _openvino(
+        "prompt-lookup",
+        "speculative",
+        {"part": "int4", "prompt_lookup": True, "generation": {"num_assistant_tokens": 2, "max_ngram_size": 2}},
+        "its prompt lookup",
+        parts=("int4",),
+    ),
+    _openvino(
+        "draft",
+        "speculative",
+        {"part": "int4", "draft": "draft", "generation": {"num_assistant_tokens": 1}},
+        "its draft-model speculation with our TinyDraft in 8 bits",
+        parts=("int4", "draft"),
+    ),
+)
+
+_transformers = partial(Side, "transformers", peer=TRANSFORMERS, child="transformers_child.py")
+_FLOAT = {"part": "float", "dtype": "float32"}
+_TRANSFORMERS = (
+    _transformers("plain", "plain", _FLOAT, "float weights: it has no int4 kernels for CPUs", parts=("float",)),
+    _transformers(
+        "prompt-lookup",
+        "speculative",
+        {**_FLOAT, "generation": {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2}},
+        "its prompt lookup",
+        parts=("float",),
+    ),
+    _transformers(
+        "assisted",
+        "speculative",
+        {
+            **_FLOAT,
+            "assistant": "draft",
+            "assisting": {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.4},
+        },
+        "its assisted generation with our TinyDraft",
+        parts=("float", "draft"),
+    ),
 )
 
 
 def list_sides() -> tuple[Side, ...]:
     """Every side there is, edgespec's own first."""
-    return (*_OWN, *_GENAI)
+    return (*_OWN, *_LLAMACPP, *_BINDING, *_GENAI, *_OPENVINO, *_TRANSFORMERS)
 
 
 def find_side(name: str) -> Side:

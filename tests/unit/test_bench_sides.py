@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from edgespec_bench import __main__ as command_line
 from edgespec_bench import peers as peers_module
 from edgespec_bench.peer_models import Workshop
-from edgespec_bench.peers import GENAI, PEERS, Peer, find_peer
-from edgespec_bench.sides import CHILDREN, Child, Side, decode_tok_s, find_side, list_sides, open_sides
+from edgespec_bench.peers import GENAI, PEERS, Peer, find_peer, set_up
+from edgespec_bench.protocol import CHILDREN, Child
+from edgespec_bench.sides import Side, decode_tok_s, find_side, list_sides, open_sides
 
 from edgespec.errors import BackendError, ConfigError
 
@@ -137,7 +138,9 @@ def test_every_side_can_be_made() -> None:
             assert side.peer in PEERS
             assert side.parts
             assert set(side.parts) <= set(side.peer.parts)
-        assert (CHILDREN / (side.peer.child if side.peer else "edgespec_child.py")).is_file()
+        folder, _, name = side.child.rpartition("/")
+        assert folder in ("", *side.parts)
+        assert (CHILDREN / (f"{name}.cpp" if folder else name)).is_file()
 
 
 def build_touch(shop: Workshop, out: Path) -> None:
@@ -150,13 +153,13 @@ def build_badly(shop: Workshop, out: Path) -> None:
 
 
 def small_peer(**parts: Any) -> Peer:
-    return Peer("engine", "1.0", (("engine==1.0",),), "engine_child.py", parts)
+    return Peer("engine", "1.0", (("engine==1.0",),), parts)
 
 
 def test_a_peer_that_is_not_set_up_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
     peer = small_peer(int4=build_touch, draft=build_touch)
-    side = Side("engine", "plain", "plain", {}, "", peer, ("int4",))
+    side = Side("engine", "plain", "plain", {}, "", peer, "engine_child.py", ("int4",))
     assert peer.folder == tmp_path / "bench" / "engine-1.0"
     with pytest.raises(ConfigError, match=r"^engine/plain: engine 1.0 is not installed; run `python -m .* --setup`$"):
         side.start("m", 2)
@@ -179,15 +182,16 @@ def test_setup_makes_what_is_missing_and_nothing_by_halves(tmp_path: Path, monke
     said: list[str] = []
     peer = small_peer(int4=build_touch, draft=build_badly)
     with pytest.raises(BackendError, match=r"^engine, draft of m: out of wood$"):
-        peer.setup("m", Path("m.gguf"), said.append)
+        set_up([peer], "m", Path("m.gguf"), said.append)
     assert [command[-1] for command in commands] == [str(peer.folder / "venv"), "engine==1.0"]
     assert (peer.model_folder("m") / "int4" / "model.bin").read_text(encoding="utf-8") == "m"
     assert not (peer.model_folder("m") / "draft").exists()
     assert sorted(path.name for path in peer.folder.iterdir()) == ["installed", "models"]
+    assert list(peer.folder.parent.iterdir()) == [peer.folder]
     peer.python.parent.mkdir(parents=True)
     peer.python.touch()
     said.clear()
-    small_peer(int4=build_badly, draft=build_touch).setup("m", Path("m.gguf"), said.append)
+    set_up([small_peer(int4=build_badly, draft=build_touch)], "m", Path("m.gguf"), said.append)
     assert said == ["engine: making draft of m"]
     assert len(commands) == 2
 
