@@ -8,6 +8,7 @@ peer's model folder; it appears whole or not at all.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tarfile
@@ -79,15 +80,23 @@ def _genai_int4(shop: Workshop, out: Path) -> None:
 
 
 def _genai_draft(shop: Workshop, out: Path) -> None:
-    """The draft's int4 build, with a configuration that names the target in the part beside it too."""
+    """The draft's int4 build with its target in a folder below, as one configuration must not lead out of its own."""
     _genai_builder(shop, shop.draft_floats(), out)
-    path = out / "genai_config.json"
+    below, path = out / "target", out / "genai_config.json"
+    shutil.copytree(shop.made("int4"), below, copy_function=_link)
     config = json.loads(path.read_text(encoding="utf-8"))
-    beside = json.loads((shop.made("int4") / "genai_config.json").read_text(encoding="utf-8"))
+    target = json.loads((below / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     config["model"]["draft"] = config["model"]["decoder"]
-    config["model"]["decoder"] = beside["model"]["decoder"]
-    config["model"]["decoder"]["filename"] = f"../int4/{beside['model']['decoder']['filename']}"
+    config["model"]["decoder"] = {**target, "filename": f"{below.name}/{target['filename']}"}
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a large file; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _genai_builder(shop: Workshop, floats: Path, out: Path) -> None:
@@ -127,7 +136,7 @@ def _gguf_floats(shop: Workshop, draft: bool) -> Path:
 
 def _llamacpp_program(shop: Workshop, out: Path) -> None:
     """Our child in C++, against the headers of the source package and the wheel's libraries. Needs g++."""
-    pip = [str(shop.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", "--no-binary"]
+    pip = [str(shop.python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary"]
     sources = shop.work / "sources"
     run([*pip, ":all:", "-d", str(sources), f"llama-cpp-python=={LLAMACPP}"], "the source package of llama-cpp-python")
     with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:

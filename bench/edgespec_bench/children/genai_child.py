@@ -40,12 +40,11 @@ class GenAI:
                 recorder.first_tokens += int(generator.get_speculative_stats()["tokens_buffered"])
         if not is_speculative:
             return {}
+        # Its own count of passes leaves out plain steps and has two for some rounds: a round is what gave tokens.
         stats = generator.get_speculative_stats()
-        return {
-            "rounds": int(stats["target_forward_passes"]),
-            "drafted": int(stats["draft_tokens_proposed"]),
-            "accepted": int(stats["draft_tokens_accepted"]),
-        }
+        accepted = int(stats["draft_tokens_accepted"])
+        rounds = request["n_tokens"] - 1 - accepted
+        return {"rounds": rounds, "drafted": int(stats["draft_tokens_proposed"]), "accepted": accepted}
 
     def logits(self, setting: str, prompt: list[int], continuation: list[int], path: str) -> dict[str, Any]:
         generator = self._generator(setting, len(prompt) + len(continuation) + 1, {"temperature": 0.0})
