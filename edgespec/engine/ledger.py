@@ -13,6 +13,7 @@ __all__ = ["Ledger"]
 
 OPEN_STEPS, MOST_STEPS = 2.0, 4.0
 OPEN_COUNT, MOST_COUNT = 8.0, 32.0
+LEAST_COUNT = 4.0  # of one round, where the balance has as much
 TRICKLE = 0.01  # of both, with every emitted token
 
 
@@ -28,8 +29,12 @@ class Ledger:
         self.tokens = 0
 
     def affords(self, steps: float, count: int) -> bool:
-        """Whether a round may lose so much."""
-        return steps <= self.steps and count <= self.count
+        """Whether a round may lose so much; of the counts half of what is left at most, once a round has lost.
+
+        One long proposal after another would empty the balance before an estimate has noticed.
+        """
+        most = max(self.count / 2, min(self.count, LEAST_COUNT)) if self.lost_steps else self.count
+        return steps <= self.steps and count <= most
 
     def settle(self, emitted: int, gained_steps: float = 0.0, count: int = 0) -> None:
         """Book one round. gained_steps: plain steps that it saved, negative where it lost; count: rows and runs."""

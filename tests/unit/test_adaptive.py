@@ -301,3 +301,28 @@ def test_the_report_says_why_and_what_was_learnt_outlives_a_request() -> None:
     assert sum(drafted[1:]) <= 6
     assert any(line.startswith("no drafting in") and "no gain" in line for line in speculation_lines(stats))
     assert not any("(prompt)" in line for line in speculation_lines(stats))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_size_of_the_draft_follows_the_difficulty_of_the_text(seed: int) -> None:
+    """A small draft that is good at easy text only beside a large one at six times its cost, in one request.
+
+    Two long proposals that failed used to empty the account, and nothing was drafted for the next hundred tokens.
+    """
+    world, n = make_world(0.2), 900
+    dice, truth = random.Random(seed), world.truth(n)
+    coins = [(dice.random(), dice.random()) for _ in truth]
+    small = KnowingDrafter(truth, lambda at: coins[at][0] < (0.4 if at >= 300 else 0.95), 0.2, "tinydraft")
+    large = KnowingDrafter(truth, lambda at: coins[at][1] < 0.95, 1.2, "model")
+    outcome = world.run([small, large], n)
+    assert outcome.tokens == truth[3:]
+
+    def rounds_of(drafter: KnowingDrafter, first: int, last: int) -> int:
+        return sum(first <= at < last for at, _ in drafter.asked)
+
+    for first, last, right, other in ((100, 300, small, large), (600, 900, large, small)):
+        assert rounds_of(right, first, last) > 4 * rounds_of(other, first, last), (first, last)
+    for first in range(0, 800, 200):
+        assert rounds_of(small, first, first + 200) + rounds_of(large, first, first + 200) > 10, (
+            f"nobody from {first} on"
+        )
