@@ -174,15 +174,23 @@ def auto(as_json: bool, **values: Any) -> None:
 @click.option("-t", "--threads", default=THREADS, show_default=True, type=click.IntRange(1))
 @click.option("--rows", multiple=True, type=click.IntRange(1), default=DEFAULT_ROWS, show_default=True)
 @click.option("--repeats", default=24, show_default=True, type=click.IntRange(1))
+@click.option("--device-option", "device_options", multiple=True, metavar="KEY=VALUE", help="Such as kernels=native.")
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
-def kernels(model: str, threads: int, rows: tuple[int, ...], repeats: int, as_json: bool) -> None:
+def kernels(
+    model: str, threads: int, rows: tuple[int, ...], repeats: int, device_options: tuple[str, ...], as_json: bool
+) -> None:
     """Where the time of a target call goes: by part of the graph and number of rows."""
     with errors():
-        parts = profile_round(model, rows, threads, repeats)
+        parts = profile_round(model, rows, threads, repeats, device_options=device_options)
     if not as_json:
         click.echo(table(parts))
     card = {"machine": machine_card(), "versions": versions(), "commit": commit()}
-    click.echo(json.dumps({"model": model, "threads": threads, **card, "rows": parts}, allow_nan=False))
+    click.echo(
+        json.dumps(
+            {"model": model, "threads": threads, "device_options": device_options, **card, "rows": parts},
+            allow_nan=False,
+        )
+    )
 
 
 @main.command()

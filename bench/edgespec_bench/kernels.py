@@ -31,22 +31,28 @@ BETWEEN, TOTAL = "between nodes", "total"
 _PAST, _REPEATS = 100, 24
 _MATRICES = {"qkv_proj": "qkv", "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "gate_up": "gate_up",
              "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down", "logits": "head"}  # fmt: skip
-_OPERATORS = {"GroupQueryAttention": "attention", "SkipSimplifiedLayerNormalization": "norms",
+_OPERATORS = {"GroupQueryAttention": "attention", "RowsAttention": "attention",
+              "SkipSimplifiedLayerNormalization": "norms",
               "SimplifiedLayerNormalization": "norms"}  # fmt: skip
 _PRODUCTS = ("MatMulNBits", "RowsProduct", "MatMul", "Gemm", "MatMulIntegerToFloat", "MatMulInteger", "FusedMatMul")
 
 
 def profile_round(
-    model: str | Path, rows: Sequence[int] = DEFAULT_ROWS, threads: int = 2, repeats: int = _REPEATS, past: int = _PAST
+    model: str | Path,
+    rows: Sequence[int] = DEFAULT_ROWS,
+    threads: int = 2,
+    repeats: int = _REPEATS,
+    past: int = _PAST,
+    device_options: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The parts of calls of so many rows on `past` cached tokens: one dictionary for each part and row count.
 
-    model: a known pair, or a bundle's folder. Keys: rows, part, ms (median), share (of the call), nodes; of products
-    also shape ([n, k]; None where a part has several), weight_mb, gb_s (weights read a second) and gops. The parts
-    "between nodes" and "total" (the call as production runs it) close each row count. Raises ConfigError for rows < 1
-    or a model that takes fewer.
+    model: a known pair, or a bundle's folder. device_options: such as kernels=native. Keys: rows, part, ms (median),
+    share (of the call), nodes; of products also shape ([n, k]; None where a part has several), weight_mb, gb_s (weights
+    read a second) and gops. The parts "between nodes" and "total" (the call as production runs it) close each row
+    count. Raises ConfigError for rows < 1 or a model that takes fewer.
     """
-    loaded = load_model(ensure(str(model)), threads=threads)
+    loaded = load_model(ensure(str(model)), threads=threads, device_options=device_options)
     try:
         if not isinstance(loaded, OnnxModel):
             raise ConfigError(f"{model} has graphs of fixed shapes: only bundles for the CPU can be profiled by node")
@@ -66,7 +72,8 @@ def _check_rows(rows: Sequence[int], most: int | None, room: int) -> None:
 def _profile(loaded: OnnxModel, rows: Sequence[int], repeats: int, past: int) -> list[dict[str, Any]]:
     place, real = loaded.place, defaultdict[int, list[float]](list)
     with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as folder:
-        runtime = create_runtime(loaded.folder.graph, place.device, place.threads, profile=Path(folder) / "nodes")
+        file = Path(folder) / "nodes"
+        runtime = create_runtime(loaded.folder.graph, place.device, place.threads, options=place.options, profile=file)
         watched = open_session(runtime, loaded.signature, loaded.info, loaded.capabilities)
         plain = loaded.open_session()
         calls: list[int] = []

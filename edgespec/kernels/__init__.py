@@ -1,7 +1,7 @@
 """Our own kernels: C source that ships, and the library that this machine's compiler makes of it once.
 
-Owns compiling and where the result is kept. What the kernels compute is in products.c; which nodes of a graph they
-take is decided in `backends/onnx/native.py`.
+Owns compiling and where the result is kept. What the kernels compute is in products.c and attention.c; which nodes of a
+graph they take is decided in `backends/onnx/native.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgespec.errors import BackendError, EdgeSpecError, MissingDependencyError
 
 __all__ = ["library", "obstacle", "source_hash"]
 
-SOURCE = Path(__file__).with_name("products.c")
+SOURCES = sorted(Path(__file__).parent.glob("*.[ch]"))
 COMPILERS = ("cc", "gcc", "clang")
 # No contraction of products and sums: it depends on how a loop was unrolled, and rows must not depend on their number.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -32,8 +32,8 @@ NEEDED = "avx512_vnni"  # what they are made for; the loops for other CPUs are r
 
 @cache
 def source_hash() -> str:
-    """Names the source: part of the key of whatever was measured with it."""
-    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    """Names the sources: part of the key of whatever was measured with it."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 
 
 @cache
@@ -62,7 +62,7 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
         )
     stat = os.stat(compiler)
     made_by = f"{compiler} {stat.st_size} {stat.st_mtime_ns} {cpu_identity()} {[*FLAGS, *extra]}"
-    name = f"products-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
+    name = f"operators-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
     path = (folder or cache_dir() / "kernels") / name
     if not path.is_file():
         with lock(path.parent / "lock"):
@@ -74,7 +74,7 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
 def _compile(compiler: str, flags: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *flags, "-o", str(made), str(SOURCE), "-lm"]
+        command = [compiler, *flags, "-o", str(made), *(str(path) for path in SOURCES if path.suffix == ".c"), "-lm"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,22 +1,17 @@
-/* Products of rows with 4-bit weights, as an operator for ONNX Runtime.
+/* Products of rows with 4-bit weights: the operator `edgespec.RowsProduct`.
  *
- * Owns the operator `edgespec.RowsProduct`, which takes the inputs and attributes of com.microsoft.MatMulNBits with bits = 4
- * and computes the same thing: activations rounded to 8 bits with a scale a row and block, integer dot products, float
- * sums over the blocks. It differs in the order of the work: up to 8 rows share one pass over the weights, each with sums of
- * its own, so that a row costs little beside the first and its bits do not depend on how many rows share its call.
+ * It takes the inputs and attributes of com.microsoft.MatMulNBits with bits = 4 and computes the same thing: activations
+ * rounded to 8 bits with a scale a row and block, integer dot products, float sums over the blocks. It differs in the order of
+ * the work: up to 8 rows share one pass over the weights, each with sums of its own, so that a row costs little beside the
+ * first and its bits do not depend on how many rows share its call.
  *
  * Weights lie in tiles of 16 outputs; 64 bytes hold 8 inputs of each: bytes 4c .. 4c+3 belong to output c, their low nibbles
  * to the inputs 0..3 and their high nibbles to 4..7. With AVX-512 VNNI that is two instructions for 128 products; other CPUs
  * take the loops below as the compiler makes them.
- *
- * Only the part of ONNX Runtime's C interface that is used is declared, by its places in the table of functions, which
- * releases only append to (onnxruntime_c_api.h; 17 is the first version with ParallelFor).
  */
 
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "operators.h"
+
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(PORTABLE)
 #include <immintrin.h>
 #define HAS_VNNI 1
@@ -24,25 +19,12 @@
 #define HAS_VNNI 0
 #endif
 
-#define API_VERSION 17
 #define WIDTH 16  /* outputs of a tile */
 #define DEPTH 8   /* inputs of 64 bytes */
 #define MOST_ROWS 8
-#define AHEAD 2048 /* bytes fetched ahead: a tile's rows are read once and the hardware stops at pages */
+#define AHEAD ZEROED_SPARE /* bytes fetched ahead: weights are read once, and the hardware stops at pages */
 
-enum { F_STATUS = 0, F_NEW_DOMAIN = 26, F_DOMAIN_ADD = 27, F_ADD_DOMAIN = 28, F_DATA = 51, F_RANK = 61, F_DIMS = 62,
-       F_COUNT = 64, F_SHAPE = 65, F_INT = 86, F_INPUT = 90, F_OUTPUT = 91, F_FREE_SHAPE = 99, F_N_INPUTS = 230,
-       F_CONSTANT = 249, F_PARALLEL = 274 };
-enum { FLOAT = 1, UINT8 = 2, INT32 = 6 };
-enum { REQUIRED = 0, OPTIONAL = 1 };
 enum { A, B, SCALES, ZEROS, GROUPS, BIAS, N_INPUTS };
-
-typedef const void *const *Api;
-typedef void *Status;
-typedef struct { Api (*get_api)(uint32_t version); const char *(*version)(void); } ApiBase;
-
-#define CALL(api, place, ...) ((Status(*)())(api)[place])(__VA_ARGS__)
-#define TRY(call) do { Status status_ = (call); if (status_) return status_; } while (0)
 
 typedef struct {
     Api api;
@@ -233,20 +215,7 @@ static void lay_out(Product *p, const uint8_t *b, const float *scales, const uin
     }
 }
 
-static void *zeroed(size_t bytes)
-{
-    void *memory = NULL;
-    if (posix_memalign(&memory, 64, bytes + AHEAD)) return NULL;
-    memset(memory, 0, bytes + AHEAD);
-    return memory;
-}
-
 /* ---- the operator ---- */
-
-static Status fail(Api api, const char *text)
-{
-    return CALL(api, F_STATUS, 1, text);
-}
 
 /* NULL for an optional input that is not there. */
 static Status constant(Api api, const void *info, size_t index, size_t n_inputs, const void **data)
@@ -277,7 +246,7 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     size_t n_inputs = 0;
     int64_t bits = 0;
     Product *p = calloc(1, sizeof *p);
-    if (!p) return fail(api, "RowsProduct: no memory");
+    if (!p) return failure(api, "RowsProduct: no memory");
     *kernel = p;
     p->api = api;
     TRY(CALL(api, F_INT, info, "N", &p->n));
@@ -292,14 +261,14 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     TRY(constant(api, info, GROUPS, n_inputs, &groups));
     TRY(constant(api, info, BIAS, n_inputs, &bias));
     if (bits != 4 || p->pieces < 1 || p->block % DEPTH || !b || !scales || groups)
-        return fail(api, "RowsProduct: needs constant 4-bit weights in blocks, without g_idx");
+        return failure(api, "RowsProduct: needs constant 4-bit weights in blocks, without g_idx");
     p->n_tiles = (p->n + WIDTH - 1) / WIDTH;
     p->n_blocks = (p->k + p->block - 1) / p->block;
     p->n_steps = (p->k + DEPTH - 1) / DEPTH;
-    p->codes = zeroed(p->n_tiles * p->n_steps * 64);
-    p->scales = zeroed(sizeof(float) * p->n_tiles * p->n_blocks * 2 * WIDTH);
-    if (bias) p->bias = zeroed(sizeof(float) * p->n_tiles * WIDTH);
-    if (!p->codes || !p->scales || (bias && !p->bias)) return fail(api, "RowsProduct: no memory for the weights");
+    p->codes = zeroed_memory(p->n_tiles * p->n_steps * 64);
+    p->scales = zeroed_memory(sizeof(float) * p->n_tiles * p->n_blocks * 2 * WIDTH);
+    if (bias) p->bias = zeroed_memory(sizeof(float) * p->n_tiles * WIDTH);
+    if (!p->codes || !p->scales || (bias && !p->bias)) return failure(api, "RowsProduct: no memory for the weights");
     lay_out(p, b, scales, zeros, bias);
     return NULL;
 }
@@ -313,10 +282,10 @@ static Status output_of(const Product *p, void *context, const float **x, float 
     TRY(CALL(p->api, F_INPUT, context, (size_t)A, &input));
     TRY(CALL(p->api, F_SHAPE, input, &shape));
     TRY(CALL(p->api, F_RANK, shape, &rank));
-    if (rank < 1 || rank > 8) return fail(p->api, "RowsProduct: activations need 1 to 8 dimensions");
+    if (rank < 1 || rank > 8) return failure(p->api, "RowsProduct: activations need 1 to 8 dimensions");
     TRY(CALL(p->api, F_DIMS, shape, dims, rank));
     ((void (*)(void *))p->api[F_FREE_SHAPE])(shape);
-    if (dims[rank - 1] != p->k) return fail(p->api, "RowsProduct: the activations' last dimension is not K");
+    if (dims[rank - 1] != p->k) return failure(p->api, "RowsProduct: the activations' last dimension is not K");
     *rows = 1;
     for (size_t i = 0; i + 1 < rank; i++) *rows *= dims[i];
     dims[rank - 1] = p->n;
@@ -334,7 +303,7 @@ static Status compute(void *kernel, void *context)
     if (!job.rows) return NULL;
     const size_t width = p->n_steps * DEPTH, scale_bytes = sizeof(float) * 2 * p->n_blocks;
     char *memory = malloc(job.rows * (scale_bytes + width));
-    if (!memory) return fail(p->api, "RowsProduct: no memory for the activations");
+    if (!memory) return failure(p->api, "RowsProduct: no memory for the activations");
     float *scales = (float *)memory;
     int8_t *codes = (int8_t *)(memory + job.rows * scale_bytes);
     for (int64_t r = 0; r < job.rows; r++) round_row(p, x + r * p->k, codes + r * width, scales + r * 2 * p->n_blocks);
@@ -346,62 +315,13 @@ static Status compute(void *kernel, void *context)
 }
 
 static const char *name(const void *op) { (void)op; return "RowsProduct"; }
-static const char *provider(const void *op) { (void)op; return NULL; }
 static int input_type(const void *op, size_t i)
 {
     (void)op;
     return i == B || i == ZEROS ? UINT8 : i == GROUPS ? INT32 : FLOAT;
 }
-static int output_type(const void *op, size_t i) { (void)op; (void)i; return FLOAT; }
 static size_t n_inputs(const void *op) { (void)op; return N_INPUTS; }
 static size_t n_outputs(const void *op) { (void)op; return 1; }
 static int input_kind(const void *op, size_t i) { (void)op; return i < ZEROS ? REQUIRED : OPTIONAL; }
-static int output_kind(const void *op, size_t i) { (void)op; (void)i; return REQUIRED; }
-static int zero(const void *op, size_t i) { (void)op; (void)i; return 0; }
-static int one(const void *op) { (void)op; return 1; }
-static void *no_kernel(const void *op, Api api, const void *info) { (void)op; (void)api; (void)info; return NULL; }
-static void no_compute(void *kernel, void *context) { (void)kernel; (void)context; }
 
-/* The order of the members is the interface's (OrtCustomOp). */
-static const struct {
-    uint32_t version;
-    void *(*create_old)(const void *, Api, const void *);
-    const char *(*name)(const void *);
-    const char *(*provider)(const void *);
-    int (*input_type)(const void *, size_t);
-    size_t (*n_inputs)(const void *);
-    int (*output_type)(const void *, size_t);
-    size_t (*n_outputs)(const void *);
-    void (*compute_old)(void *, void *);
-    void (*destroy)(void *);
-    int (*input_kind)(const void *, size_t);
-    int (*output_kind)(const void *, size_t);
-    int (*memory)(const void *, size_t);
-    int (*least_inputs)(const void *);
-    int (*are_inputs_alike)(const void *);
-    int (*least_outputs)(const void *);
-    int (*are_outputs_alike)(const void *);
-    Status (*create)(const void *, Api, const void *, void **);
-    Status (*compute)(void *, void *);
-    Status (*infer_shape)(const void *, void *);
-    int (*start)(const void *);
-    int (*end)(const void *);
-    void *unused[4];
-} ROWS_PRODUCT = {API_VERSION, no_kernel, name,        provider, input_type, n_inputs, output_type, n_outputs,
-                  no_compute,  destroy,   input_kind,  output_kind, zero,    one,      one,         one,
-                  one,         create,    compute,     NULL,     NULL,       NULL,     {0}};
-
-#if defined(_WIN32)
-__declspec(dllexport)
-#else
-__attribute__((visibility("default")))
-#endif
-Status RegisterCustomOps(void *options, const ApiBase *base)
-{
-    Api api = base->get_api(API_VERSION);
-    void *domain = NULL;
-    if (!api) return NULL; /* an older runtime: it will say that it does not know the operator */
-    TRY(CALL(api, F_NEW_DOMAIN, "edgespec", &domain));
-    TRY(CALL(api, F_DOMAIN_ADD, domain, &ROWS_PRODUCT));
-    return CALL(api, F_ADD_DOMAIN, options, domain);
-}
+const Operator ROWS_PRODUCT = OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, create, compute, destroy);

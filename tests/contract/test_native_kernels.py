@@ -15,11 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 from edgespec import LLM, SamplingParams, kernels
 from edgespec.backends import load_model
 from edgespec.backends.onnx.devices import create_runtime, find_device
-from edgespec.backends.onnx.native import with_rows_products
+from edgespec.backends.onnx.native import with_own_operators
 from edgespec.cpu import read_topology
 from edgespec.engine.exact import probe_exact_rows
 from edgespec.errors import BackendError, ConfigError, MissingDependencyError
 from edgespec.testing.onnx_models import write_bundle
+from edgespec.testing.tiny import TinySpec, tiny_logits
 
 NATIVE, OTHERS = {"kernels": "native"}, {"kernels": "onnxruntime"}
 CASES = [(64, 64, 32), (48, 576, 128), (17, 40, 16), (5, 20, 32), (33, 300, 256)]  # n, k, block
@@ -154,8 +155,8 @@ def test_only_products_that_fit_are_replaced(tmp_path: Path) -> None:
     weight = rng.standard_normal((16, 64)).astype(np.float32)
     for bits, level, count in ((4, 4, 1), (8, 4, 0), (4, 1, 0)):
         path = product(tmp_path / f"{bits}-{level}", quantize(weight, bits, 32), level=level)
-        data, found = with_rows_products(path.read_bytes(), 3)
-        assert found == count
+        data, found = with_own_operators(path.read_bytes(), 3)
+        assert found == ({"RowsProduct": 1} if count else {})
         node = onnx.load_from_string(data).graph.node[0]
         assert (node.domain, node.op_type) == (
             ("edgespec", "RowsProduct") if count else ("com.microsoft", "MatMulNBits")
@@ -203,10 +204,10 @@ def test_they_are_the_choice_where_they_can_be_had(bundle: Path, monkeypatch: py
         ).replace(" kernels=onnxruntime", "")
         assert model.info.placement == same.info.placement
         assert ("edgespec" in model.info.placement) == (reason is None)
-    float_only = write_bundle(bundle.parent / "float")
-    assert "edgespec" not in load_model(float_only, threads=1).info.placement
+    half = write_bundle(bundle.parent / "half", is_half=True)
+    assert "edgespec" not in load_model(half, threads=1).info.placement
     with pytest.raises(ConfigError, match="no products with 4-bit weights"):
-        load_model(float_only, threads=1, device_options=NATIVE)
+        load_model(half, threads=1, device_options=NATIVE)
 
 
 def test_what_stands_against_them_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +235,64 @@ def test_speculation_writes_what_plain_decoding_does(bundle: Path) -> None:
     assert stats.drafted > 0
     report = probe_exact_rows(load_model(bundle, threads=1, device_options=["kernels=native"]))
     assert report.exact is not None
-    assert report.exact.multiple == 1
-    assert report.exact.min_rows <= 2
+    assert (report.exact.min_rows, report.exact.multiple) == (1, 1)
+
+
+@pytest.mark.parametrize("spec", [TinySpec(), TinySpec(n_heads=6, n_kv_heads=3, head_dim=48, n_ctx=200)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_attention_is_that_of_the_definition(spec: TinySpec, threads: int, tmp_path: Path) -> None:
+    """Float weights, so that attention alone is ours: whole, in calls of every width, rewound, and as trees."""
+    folder = write_bundle(tmp_path, spec, tree=True)
+    _, replaced = with_own_operators((folder / "model.onnx").read_bytes(), threads)
+    assert replaced == {"RowsAttention": spec.n_layers}
+    tokens = np.random.default_rng(4).integers(0, spec.n_vocab, spec.n_ctx).tolist()
+    expected = tiny_logits(spec, tokens)
+    session = load_model(folder, threads=threads, device_options=NATIVE).open_session()
+    whole = session.forward(tokens).logits.copy()
+    np.testing.assert_allclose(whole, expected, atol=2e-4)
+    for width in (1, 2, 5, 16, 40):
+        session.keep(7)
+        parts = [session.forward(tokens[at : at + width]).logits.copy() for at in range(7, spec.n_ctx, width)]
+        assert np.array_equal(np.concatenate(parts), whole[7:]), width
+    trees = [
+        load_model(folder, threads=threads, tree=True, device_options=item).open_session() for item in ({}, NATIVE)
+    ]
+    rows = []
+    for tree in trees:
+        tree.forward(tokens[:20])
+        rows.append(tree.forward(tokens[20:26], parents=[-1, 0, 0, 1, 2, 2]).logits.copy())
+        tree.keep(23, path=[0, 2, 5])
+        rows.append(tree.forward(tokens[30:33]).logits.copy())
+    np.testing.assert_allclose(rows[2], rows[0], atol=2e-4)
+    np.testing.assert_allclose(rows[3], rows[1], atol=2e-4)
+
+
+def test_attention_into_other_buffers_copies_what_is_cached(tmp_path: Path) -> None:
+    """Past and present are one buffer in our sessions; two sequences of another program's may have two."""
+    spec = TinySpec()
+    path = write_bundle(tmp_path, spec) / "model.onnx"
+    tokens = np.random.default_rng(5).integers(0, spec.n_vocab, (2, 12))
+    shape = (2, spec.n_kv_heads, 16, spec.head_dim)
+    results = []
+    for options in (OTHERS, NATIVE):
+        session = create_runtime(path, find_device("cpu"), 2, options=options)
+        cache = {item.name: np.zeros(shape, np.float32) for item in session.get_inputs() if "past" in item.name}
+        names = [item.name for item in session.get_outputs()]
+        for start, end in ((0, 5), (5, 6), (6, 7)):
+            rows = np.arange(2 * (end - start))
+            feeds = {"input_ids": tokens[:, start:end], "seqlens_k": np.full(2, end - 1, np.int32),
+                     "total_sequence_length": np.array(end, np.int32), "logits_rows": rows, **cache}  # fmt: skip
+            found = dict(zip(names, session.run(None, feeds), strict=True))
+            cache = {name: found[name.replace("past_key_values", "present")] for name in cache}
+        results.append(found["logits"])
+    np.testing.assert_allclose(results[1], results[0], atol=2e-4)
+
+
+def test_graphs_in_half_precision_or_with_a_window_keep_their_attention(tmp_path: Path) -> None:
+    for name, spec, options in (("half", TinySpec(), {"is_half": True}), ("window", TinySpec(window=5), {})):
+        folder = write_bundle(tmp_path / name, spec, **options)
+        with pytest.raises(ConfigError, match="has no effect on"):
+            load_model(folder, device_options=NATIVE)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

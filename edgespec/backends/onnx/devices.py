@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.onnx.native import OPERATOR, native_graph
+from edgespec.backends.onnx.native import OPERATORS, native_graph
 from edgespec.backends.onnx.providers import (
     Located,
     find_device,
@@ -150,7 +150,7 @@ def _listed(runtime: Any, device: Device) -> Placement:
     fallen: Counter[str] = Counter()
     for part in runtime.get_provider_graph_assignment_info():
         operators = [node.op_type for node in part.get_nodes()]
-        n_own = operators.count(OPERATOR)
+        n_own = sum(operator in OPERATORS for operator in operators)
         nodes.update({part.ep_name: len(operators) - n_own, **({OWN: n_own} if n_own else {})})
         if part.ep_name == CPU_PROVIDER and device.provider != "cpu":
             fallen.update(operators)
