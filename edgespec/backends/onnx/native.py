@@ -80,13 +80,15 @@ def native_graph(path: Path, threads: int, *, must: bool) -> bytes | None:
     """The graph at `path` with our operators; None where nothing would be replaced, or weights make the file large.
 
     must: the user asked for it: raises ConfigError where there is nothing to replace. Raises BundleError for a damaged
-    file.
+    file; unasked, that is left to the runtime.
     """
     if not must and path.stat().st_size > MOST_BYTES:
         return None
     try:
         graph, replaced = with_own_operators(path.read_bytes(), threads)
     except (IndexError, ValueError, struct.error) as error:
+        if not must:
+            return None  # the runtime will say what is wrong with it
         raise BundleError(f"{path} is not a valid ONNX file ({error}): export or pull the bundle again.") from error
     if not replaced and must:
         raise ConfigError(
