@@ -15,7 +15,7 @@ from edgespec_bench.__main__ import main as bench
 from edgespec_bench.widen import targets
 from edgespec_bench.widen.calibration import Agreement, agreement, calibrate, task_prompts
 from edgespec_bench.widen.targets import WidenOptions
-from edgespec_bench.widen.widening import LAYER_SHARE, Noise, WidenedSource, widened_config
+from edgespec_bench.widen.widening import DITHER, Noise, WidenedSource, widened_config
 from edgespec_export import ExportOptions, export_model
 from edgespec_export.config import ModelConfig, check_shapes
 from edgespec_export.parity import GraphRunner
@@ -71,7 +71,8 @@ def test_without_noise_the_wide_model_computes_the_same(family: str, factor: int
 
 def test_noise_has_its_size_and_makes_the_copies_differ() -> None:
     plain, noisy = source("llama", 2), source("llama", 2, 0.3)
-    sizes = {"layers.1.mlp.down_proj.weight": 0.3 * LAYER_SHARE, "embed_tokens.weight": 0.3, "lm_head.weight": 0.3}
+    # of the layers' two copies of an input the mean is taken off, which leaves half of the square
+    sizes = {"layers.1.mlp.down_proj.weight": DITHER / 2**0.5, "embed_tokens.weight": 0.3, "lm_head.weight": 0.3}
     for name, wanted in sizes.items():
         before, after = plain.tensor(name), noisy.tensor(name)
         size = np.sqrt(np.mean(np.square(after - before)) / np.mean(np.square(before)))
@@ -83,6 +84,18 @@ def test_noise_has_its_size_and_makes_the_copies_differ() -> None:
     assert np.abs(plain.tensor(norm) - noisy.tensor(norm)).max() < 1e-3
     found = logits(noisy.config, noisy.tensor)
     assert np.abs(found - logits(plain.config, plain.tensor)).max() > 0.05
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_what_sets_the_layers_copies_apart_computes_the_same(factor: int) -> None:
+    """Only float16 is between them; a sum over copies that is not zero gives differences of 0.1 and more."""
+    plain, noisy = source("llama", factor), source("llama", factor, 0.3)
+
+    def layers_only(name: str) -> np.ndarray:
+        return (noisy if name.startswith("layers.") else plain).tensor(name)
+
+    difference = np.abs(logits(noisy.config, layers_only) - logits(plain.config, plain.tensor)).max()
+    assert 0 < difference < 0.02
 
 
 def test_the_float_graph_of_the_wide_model_has_the_same_argmax(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ __all__ = ["WidenOptions", "wide_name", "widen"]
 
 Say = Callable[[str], None]
 Report = Callable[[str, int, int], None]
-# Times the root of the factor: the largest noise that is tried, where about 0.45 is accepted. Beyond twice as much the
+# Times the root of the factor: the largest noise that is tried, where less than half is accepted. Far beyond it the
 # target repeats single words, which any draft follows: acceptance rises again, and is worth nothing.
-HIGHEST = 0.35
+HIGHEST = 0.45
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from edgespec.errors import ConfigError
 from edgespec.text.tokenizer import Tokenizer
 
-__all__ = ["FACTORS", "LAYER_SHARE", "Noise", "WidenedSource", "widened_config"]
+__all__ = ["DITHER", "FACTORS", "Noise", "WidenedSource", "widened_config"]
 
 FloatArray = NDArray[np.float32]
 FACTORS = (2, 3)
-LAYER_SHARE = 0.25
+DITHER = 0.5
 _HEADS = ("embed_tokens.weight", "lm_head.weight")  # the same where they are tied
 _ROWS_AT_ONCE = 8192  # bounds the noise of an embedding table to some 50 MB
 
@@ -36,9 +36,11 @@ _ROWS_AT_ONCE = 8192  # bounds the noise of an embedding table to some 50 MB
 class Noise:
     """size: deviation of the normal noise on the head over the root mean square of its weights; 0 is none.
 
-    Other matrices get LAYER_SHARE of it, enough to make the copies differ. Noise there alone was tried: up to a size
-    nothing changes, and beyond it the target's text is no language any more (bench/LOG.md). On the head it moves the
-    choice between tokens that are likely anyway.
+    With noise on the head, the layers' copies of a weight are made to differ by DITHER, with a sum of zero over the
+    copies of an input: that computes the same, and lets rounding to int4 err in other places in each copy, so that the
+    errors average out instead of adding up. Noise on the layers that does not sum to zero was tried instead: up to a
+    size it changes nothing, beyond it the target's text is no language any more (bench/LOG.md). On the head it moves
+    the choice between tokens that are likely anyway.
     """
 
     size: float = 0.0
@@ -97,11 +99,14 @@ class WidenedSource:
         """In place; the same name, size and seed give the same noise, whatever was read before."""
         digest = hashlib.sha256(f"{self.noise.seed} {self.factor} {name}".encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "big"))
-        size = self.noise.size * (1 if name in _HEADS else LAYER_SHARE)
+        size = self.noise.size if name in _HEADS else DITHER
         deviation = np.float32(size * np.sqrt(np.mean(np.square(wide[:_ROWS_AT_ONCE]))))
         for start in range(0, len(wide), _ROWS_AT_ONCE):
             part = wide[start : start + _ROWS_AT_ONCE]
-            part += deviation * rng.standard_normal(part.shape, np.float32)
+            noise = rng.standard_normal((len(part), self.factor, part.shape[1] // self.factor), np.float32)
+            if name not in _HEADS:
+                noise -= noise.mean(axis=1, keepdims=True)
+            part += deviation * noise.reshape(part.shape)
 
     def sha256(self) -> str:
         """Over what decides the weights."""
