@@ -35,6 +35,7 @@ class Case:
     p_min: float = 0.0
     widened: str | None = None
     controller: str = "fixed"
+    draft_draft: str = "none"
     quoted: str | None = None
 
     @property
@@ -42,7 +43,8 @@ class Case:
         """Of the LLM."""
         if self.draft == "none":
             return {"exact": False}
-        return {"num_speculative_tokens": self.k, "draft_p_min": self.p_min, "controller": self.controller}
+        return {"num_speculative_tokens": self.k, "draft_p_min": self.p_min, "controller": self.controller,
+                "draft_draft": self.draft_draft}  # fmt: skip
 
 
 A100 = {
@@ -80,6 +82,10 @@ def scaled_cases(model: str) -> list[Case]:
     cases += [
         Case("ngram-model-k2", f"n-gram, then {model}, k = 2", "ngram,model", model, 2),
         Case("ngram-model-p", f"n-gram, then {model}, k = 5, p-min 0.7", "ngram,model", model, 5, 0.7),
+        Case("cascade-k3", f"cascade: n-gram for {model}, k = 3", "model", model, 3, draft_draft="ngram"),
+        Case(
+            "cascade-p", f"cascade: n-gram for {model}, k = 8, p-min 0.7", "model", model, 8, 0.7, draft_draft="ngram"
+        ),
         Case("adaptive", f"n-gram and {model}, adaptive k <= 5", "ngram,model", model, 5, controller="adaptive"),
     ]
     return cases
