@@ -24,7 +24,8 @@ def edgespec_side(setting: str, what: What, note: str = "", **options: Any) -> S
 _OWN = (
     edgespec_side("plain", "plain", "one row a step, the fastest kernel", native=True, draft="none", exact=False),
     edgespec_side("exact-plain", "plain", "plain decoding on rows that agree bit for bit", draft="none", exact=True),
-    edgespec_side("ngram-3", "speculative", "the default of the command line", draft="ngram", num_speculative_tokens=3),
+    edgespec_side("ngram-3", "speculative", "n-grams of a fixed length", draft="ngram", num_speculative_tokens=3),
+    edgespec_side("ngram-5", "speculative", "longer, where texts are copied", draft="ngram", num_speculative_tokens=5),
     edgespec_side("eagle-1", "speculative", "the trained draft that ships", draft="eagle", num_speculative_tokens=1),
     edgespec_side(
         "ngram,eagle-1", "speculative", "n-grams first, else EAGLE", draft="ngram,eagle", num_speculative_tokens=1
@@ -37,6 +38,7 @@ _OWN = (
         controller="adaptive",
         num_speculative_tokens=4,
     ),
+    edgespec_side("auto", "speculative", "what the plan chooses for this machine", draft="auto"),
 )
 
 _llamacpp = partial(Side, "llama.cpp", peer=LLAMACPP, child="program/llamacpp_child")
