@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from edgespec import LLM, SamplingParams
 from edgespec.cli import main
 from edgespec.profile import Effort
 from edgespec.sim import Scenario
@@ -118,3 +120,66 @@ def test_auto_measures_within_a_small_context(folders: dict[str, Path]) -> None:
 def test_a_scenario_needs_a_draft_with_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     result = invoke("profile", folders["target"], "--draft", "ngram", "--quick", "--scenario", tmp_path / "s.json")
     assert (result.exit_code, "no draft with weights" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"draft": "ngram,model", "prompt_lookup_min": 1},
+        {"draft": "model", "schedule": "overlapped"},
+        {"draft": "model", "draft_draft": "ngram", "verifier": "rejection", "exact": False},
+        {"draft": "auto", "controller": "window", "num_speculative_tokens": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_command_line_and_python_run_the_same_rounds(
+    folders: dict[str, Path], options: dict[str, Any], temperature: float
+) -> None:
+    """CASES 43. With auto both take the plan from the figures that are kept, so they also choose the same."""
+    prompt = "5 9 5 9 5 9 11"
+    settings = {"max_tokens": 30, "temperature": temperature, "seed": 3}
+    flags = [
+        f"--{name.replace('_', '-')}={value}" for name, value in {**options, **settings}.items() if name != "exact"
+    ]
+    flags += ["--fast"] if options.get("exact") is False else []
+    target, draft = folders["target"], folders["draft"]
+    result = invoke("run", "-m", target, "-md", draft, "--raw", "--json", *flags, prompt)
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    with LLM(target, draft_model=draft, **options) as llm:
+        output = llm.generate(prompt, SamplingParams(**settings))[0].outputs[0]  # type: ignore[arg-type]
+    counts = ("rounds", "drafted", "accepted", "accepted_fillers", "cut", "sources", "acceptance_by_position", "exact")
+    ours = output.stats.to_dict()
+    assert told["token_ids"] == list(output.token_ids)
+    assert {name: told["stats"][name] for name in counts} == {name: ours[name] for name in counts}
+    assert told["stats"]["controller"].get("plan") == ours["controller"].get("plan")
+    assert ours["drafted"] > 0 or options["draft"] == "auto"
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_perfect_draft_needs_a_call_for_every_k_and_one_tokens(folders: dict[str, Path], k: int) -> None:
+    """CASES 43, through the command line: the draft is the target's own weights."""
+    target = folders["target"]
+    result = invoke(
+        "run",
+        "-m",
+        target,
+        "-md",
+        target,
+        "--raw",
+        "--json",
+        "-n",
+        25,
+        "--draft-max",
+        k,
+        "--temp",
+        0.8,
+        "-s",
+        3,
+        "5 9 5",
+    )
+    assert result.exit_code == 0, result.stderr
+    stats = json.loads(result.stdout)["stats"]
+    assert stats["rounds"] == math.ceil(25 / (k + 1))
+    assert stats["acceptance_rate"] == 1.0
