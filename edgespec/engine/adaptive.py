@@ -153,6 +153,7 @@ class AdaptiveController(Controller):
         self._bid: _Bid | None = None
         self._plain: _Plain | None = None
         self._n_tokens = 0
+        self._sunk = 0  # rows that this round runs in any case beyond a step's: the end of a prompt
         self._fed: dict[str, int] = {}  # source -> committed tokens when it last proposed
         self._chosen: Counter[tuple[str, int]] = Counter()
         self._off: dict[str, dict[str, Any]] = {}
@@ -166,8 +167,7 @@ class AdaptiveController(Controller):
         offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # always: some judge themselves by it
         if not drafters:
             return None, 0
-        if n_pending > 1:
-            return self._none("prompt", "the prompt's last rows come first")
+        self._sunk = self._width(n_pending) - self._width(1)
         seconds = self.memory.costs.target_s(self._width(1), self._n_tokens)
         if seconds is None or self._wants_plain():
             return self._none("measuring", "the cost of a plain step is measured")
@@ -224,7 +224,7 @@ class AdaptiveController(Controller):
             tokens += survival
             if k < self.min_k:
                 continue
-            rows = self._width(1 + k)
+            rows = self._width(1 + k + self._sunk) - self._sunk
             call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
             draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
             usual_s = draft_s * (1.0 - memory.costs.saved(source))
@@ -319,7 +319,7 @@ class AdaptiveController(Controller):
         if memory.rounds % FADE_EVERY == 0:
             for entry in memory.acceptance.values():
                 entry.fade(FADE_ROUND**FADE_EVERY)
-        if record.index > 0 and self._plain is not None:
+        if record.index > 0 and self._plain is not None and not self._sunk:
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
             memory.costs.learn_host(record.host_s - max(0.0, record.propose_s - record.draft_s))
         elif record.index > 0 and not record.asked_k and record.n_rows == self._width(1):
@@ -354,9 +354,10 @@ class AdaptiveController(Controller):
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
             self._rest(bid).wait = FIRST_REST
-        call_s = memory.costs.target_s(record.n_rows, self._n_tokens, self._width(1)) or 0.0
+        n_rows = record.n_rows - self._sunk
+        call_s = memory.costs.target_s(n_rows, self._n_tokens, self._width(1)) or 0.0
         lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
-        count = record.n_rows - self._width(1) + bid.passes
+        count = n_rows - self._width(1) + bid.passes
         gained = record.emitted - lasted_s / plain.token_s
         memory.ledger.settle(record.emitted, gained if accepted else min(gained, 0.0), count)
 
