@@ -17,7 +17,7 @@ from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.replay import Pace, Yield, replay
 from edgespec.sim import SCHEDULES, Scenario, predict
 
-__all__ = ["MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
+__all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
 
 MOST_K = 8
 LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
@@ -25,6 +25,7 @@ PREFERENCES = ("speed", "energy")
 # Energy of a plain step by its causes, where nothing measures it: what runs as long as the step, reading the weights,
 # computing the rows. Assumed (the orders of magnitude of PAPERS on DRAM and int4 arithmetic), never measured here.
 STATIC_SHARE, READ_SHARE, COMPUTE_SHARE = 0.4, 0.4, 0.2
+ENERGY_SHARES = {"time": STATIC_SHARE, "reading": READ_SHARE, "computing": COMPUTE_SHARE}
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Plan:
             "runner_up": self.runner_up.to_dict() if self.runner_up else None,
             "reason": self.reason,
             "native_plain_tok_s": self.native_tok_s,
+            "energy_assumed": ENERGY_SHARES,
             "candidates": [candidate.to_dict() for candidate in self.candidates],
         }
 

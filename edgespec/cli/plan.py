@@ -108,6 +108,8 @@ def _bytes(text: str | None) -> int | None:
 def _print(plan: Plan, impossible: dict[str, str], show_all: bool) -> None:
     from rich.table import Table
 
+    from edgespec.planner import ENERGY_SHARES
+
     out = console.out()
     table = Table(show_edge=False)
     for column in ("", "tok/s", "of plain", "tokens a round", "memory", "energy"):
@@ -128,6 +130,8 @@ def _print(plan: Plan, impossible: dict[str, str], show_all: bool) -> None:
     if plan.runner_up is not None:
         out.print(f"runner-up: {plan.runner_up.label}, {plan.runner_up.tok_s:.1f} tok/s")
     out.print(f"native plain decoding, one row a step: {plan.native_tok_s:.1f} tok/s; all figures are predictions")
+    shares = ", ".join(f"{what} {share:.0%}" for what, share in ENERGY_SHARES.items())
+    out.print(f"energy is not measured: a plain step's is assumed to be {shares}, and the rest reckoned from that")
     for devices, why in impossible.items():
         out.print(f"not possible: {devices}: {why}")
 

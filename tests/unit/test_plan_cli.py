@@ -62,6 +62,7 @@ def test_a_profile_is_kept_and_the_plan_made_of_it(folders: dict[str, Path], tmp
     assert {c["schedule"] for c in plan["candidates"]} == {"serial", "overlapped"}
     assert all(c["tok_s"] > 0 and c["label"] for c in plan["candidates"])
     assert plan["runner_up"]["label"] != plan["chosen"]["label"]
+    assert sum(plan["energy_assumed"].values()) == pytest.approx(1.0)
     assert b"<svg" in picture.read_bytes()
     assert json.loads((tmp_path / "home" / "machine.json").read_text())["sections"]["costs"] == kept, "measured once"
 
@@ -69,6 +70,9 @@ def test_a_profile_is_kept_and_the_plan_made_of_it(folders: dict[str, Path], tmp
 def test_a_plan_for_people_names_choice_and_runner_up(folders: dict[str, Path]) -> None:
     result = invoke("plan", folders["target"], "--draft", "ngram", "--try-device", "cuda:0")
     assert result.exit_code == 0, result.stderr
+    assert "energy is not measured: a plain step's is assumed to be time 40%, reading 40%, computing 20%" in " ".join(
+        result.stdout.split()
+    )
     for words in ("chosen: ", "runner-up: ", "no speculation on cpu", "not possible: cpu -> cuda:0: "):
         assert words in result.stdout
 
