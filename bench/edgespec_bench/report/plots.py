@@ -76,6 +76,7 @@ def _speedups(axes: Any, figures: Figures) -> bool:
         errors = [[bar[0] - bar[1] for bar in found[side]], [bar[2] - bar[0] for bar in found[side]]]
         axes.bar(at, medians, width, yerr=errors, label=side, error_kw={"lw": 0.7})
     axes.axhline(1.0, color="black", lw=0.8)
+    axes.set_ylim(0, 1.25 * axes.get_ylim()[1])  # the legend's place
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set_ylabel(f"speed over {plain}, T = 0")
     axes.legend(fontsize=7, ncols=2)
@@ -113,6 +114,7 @@ def _acceptance(axes: Any, figures: Figures) -> bool:
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share accepted of the rounds that drafted it")
     axes.set_ylim(0, 1)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if drawn:
         axes.legend(fontsize=6, ncols=2)
     return drawn

@@ -118,7 +118,7 @@ class _Turns:
         self.answered: dict[tuple[Any, ...], set[str]] = {}
         for row in _rows(out, part, "run"):
             self.answered.setdefault(tuple(row[name] for name in _REQUEST), set()).add(row["side"])
-        self.is_trial = part.slowest > 0 and not self.answered
+        self.on_trial = set(running) if part.slowest > 0 else set()
 
     def run(self, prompts: Mapping[str, list[tuple[str, list[int]]]]) -> None:
         first = next(iter(prompts.values()))[0][1]
@@ -146,9 +146,8 @@ class _Turns:
             where = {"kind": kind, "setting": setting, "prompt": prompt_id, "turn": turn, "place": place}
             self._write(name, where, len(ids), answer)
             speeds[name] = decode_tok_s(answer)
-        if self.is_trial:
-            self.is_trial = False
-            self._leave_out_slow(speeds)
+        self._leave_out_slow({name: speed for name, speed in speeds.items() if name in self.on_trial}, speeds)
+        self.on_trial -= speeds.keys()
 
     def _ask(
         self, name: str, ids: list[int], setting: Mapping[str, Any], seed: int, prompt_id: str
@@ -181,10 +180,10 @@ class _Turns:
             **{name: _short(answer[name]) for name in _KEPT if answer.get(name) is not None},
         )
 
-    def _leave_out_slow(self, speeds: Mapping[str, float]) -> None:
-        """A short run spends its time on the sides that can be the best of something."""
+    def _leave_out_slow(self, judged: Mapping[str, float], speeds: Mapping[str, float]) -> None:
+        """A short run spends its time on the sides that can be the best of something; each is judged once."""
         best = max((speed for name, speed in speeds.items() if self.running[name].side.what == "plain"), default=0.0)
-        for name, speed in speeds.items():
+        for name, speed in judged.items():
             if speed < self.part.slowest * best:
                 share = f"under {self.part.slowest:g} of the fastest plain side's {best:.0f}"
                 why = f"{speed:.0f} tok/s on the first prompt, {share}: measured further only in the whole run"
