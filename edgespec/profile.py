@@ -80,7 +80,7 @@ QUICK = Effort(
 
 @dataclass(frozen=True)
 class TargetProfile:
-    """texts: (prompt ids, generated ids) of the calibration at T = 0. guess: acceptance of free guesses in exact mode.
+    """texts: (prompt ids, generated ids) of the calibration. guess: acceptance of free guesses in exact mode.
 
     exact: the row counts that calls are padded to, as (min, max, multiple). bytes: weights and a full cache.
     """
@@ -174,21 +174,25 @@ def profile_llm(
     effort: Effort = QUICK,
     fresh: bool = False,
     prompts: Sequence[list[int]] | None = None,
+    temperature: float = 0.0,
     load_s: float = 0.0,
     progress: Progress | None = None,
     store: Profile | None = None,
 ) -> Profiles:
     """The figures of `llm`'s target and of the drafts that it was loaded with, measured where none are kept.
 
-    fresh: measure in any case. prompts: token ids to calibrate on instead of the built-in ones. Nothing is kept then,
-    nor of a model without a `content_key`, which says what it is.
+    fresh: measure in any case. temperature: of the texts and the acceptance, which falls where it rises. prompts: token
+    ids to calibrate on instead of the built-in ones. Nothing is kept then, nor of a model without a `content_key`,
+    which says what it is.
     """
+    SamplingParams(temperature=temperature)  # refuses what is none
     store = store or open_profile()
     content = getattr(llm.target, "content_key", None)
     is_kept = prompts is None and content is not None
     key = f"v{VERSION} {content} {cpu_identity()} exact={llm.exact} power={read_power().name}"
+    key += f" T={temperature:g}" if temperature else ""
     found = None if fresh or not is_kept else _load(store, key, TargetProfile.from_json)
-    with _calibration(llm, prompts, effort) as run:
+    with _calibration(llm, prompts, effort, temperature) as run:
         if found is None:
             found = _measure_target_profile(llm, run, effort, load_s, progress)
             _keep(store, key, found, is_kept)
@@ -306,10 +310,10 @@ def _measure_target_profile(
 
 
 class _Calibration:
-    """Short generations at T = 0 with one draft kind and a fixed k."""
+    """Short generations with one draft kind and a fixed k."""
 
-    def __init__(self, llm: LLM, prompts: list[list[int]], n_tokens: int) -> None:
-        self.llm, self.prompts, self.n_tokens = llm, prompts, n_tokens
+    def __init__(self, llm: LLM, prompts: list[list[int]], n_tokens: int, temperature: float) -> None:
+        self.llm, self.prompts, self.n_tokens, self.temperature = llm, prompts, n_tokens, temperature
 
     def fit(self, effort: Effort, target: Mapping[int, Mapping[int, Spread]]) -> None:
         """Shorten the texts to what `effort` allows at the target's speed."""
@@ -317,7 +321,7 @@ class _Calibration:
 
     def generate(self, draft: str, k: int) -> tuple[list[list[int]], list[RoundRecord]]:
         """(texts, round records); every prompt begins with empty caches."""
-        params = SamplingParams(temperature=0.0, max_tokens=self.n_tokens)
+        params = SamplingParams(temperature=self.temperature, max_tokens=self.n_tokens, seed=1)
         changes: dict[str, Any] = {"draft": draft, "controller": "fixed", "min_speculative_tokens": 0, "tree": False}
         changes["schedule"] = "serial"
         if draft in ("none", "ngram"):
@@ -334,11 +338,13 @@ class _Calibration:
 
 
 @contextmanager
-def _calibration(llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort) -> Iterator[_Calibration]:
+def _calibration(
+    llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort, temperature: float
+) -> Iterator[_Calibration]:
     n_ctx = llm.target.info.n_ctx
     chosen = [list(prompt) for prompt in prompts] if prompts is not None else _own_prompts(llm, effort.n_prompts)
     n_tokens = max(2, min(effort.n_tokens, n_ctx - max(map(len, chosen)) - 1))
-    yield _Calibration(llm, chosen, n_tokens)
+    yield _Calibration(llm, chosen, n_tokens, temperature)
 
 
 def _own_prompts(llm: LLM, n: int) -> list[list[int]]:

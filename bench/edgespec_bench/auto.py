@@ -53,7 +53,8 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         prompts = {kind: _prompts(llm, kind, options.n_prompts) for kind in options.kinds}
         say(f"calibrating on {options.n_prompts // 2} prompts of each kind, drafts {drafts}")
         calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
-        profiles = profile_llm(llm, effort=Effort(n_tokens=options.n_tokens), prompts=calibration)
+        effort = Effort(n_tokens=options.n_tokens)
+        profiles = profile_llm(llm, effort=effort, prompts=calibration, temperature=options.temperature)
         plan = make_plan([profiles], schedule="serial")
         say(f"plan: {plan.chosen.label}, {plan.reason}")
         llm.loaded.expected = profiles.expected

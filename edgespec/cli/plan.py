@@ -28,6 +28,9 @@ SHOWN = 12
 @click.option("--try-device", "try_devices", multiple=True, help="Another device to consider, for target and draft.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw it: .png, .svg or .pdf.")
 @click.option("--all", "show_all", is_flag=True, help="Show every candidate, not only the best ones.")
+@click.option(
+    "--temperature", "--temp", type=float, default=0.0, show_default=True, help="Of the text to be predicted."
+)
 @engine_options
 @json_option
 def command(**values: Any) -> None:

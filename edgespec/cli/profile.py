@@ -28,6 +28,7 @@ __all__ = ["command", "profile_model"]
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write what `edgespec simulate --profile` reads, of the first draft with weights.",
 )
+@click.option("--temperature", "--temp", type=float, default=0.0, show_default=True, help="Of the calibration.")
 @engine_options
 @json_option
 def command(**values: Any) -> None:
@@ -71,7 +72,9 @@ def profile_model(
         draft = ",".join(kinds if draft_model is None else dict.fromkeys((*kinds, kind_of(draft_model))))
     load_s = _load_seconds(folder, kwargs) if fresh else 0.0
     with LLM(folder, draft=draft, draft_model=draft_model, progress=progress, **kwargs) as llm:
-        return profile_llm(llm, effort=effort, fresh=fresh, load_s=load_s, progress=progress)
+        return profile_llm(
+            llm, effort=effort, fresh=fresh, temperature=values["temperature"], load_s=load_s, progress=progress
+        )
 
 
 def _load_seconds(folder: Path, kwargs: dict[str, Any]) -> float:

@@ -170,6 +170,23 @@ def test_auto_keeps_what_the_user_set() -> None:
     assert (theirs.num_speculative_tokens, theirs.controller) == (8, "adaptive")
 
 
+def test_acceptance_is_that_of_the_temperature_asked_for(tmp_path: Path) -> None:
+    """Figures of T = 0 promised sampled texts what only greedy ones get."""
+    store = Profile(tmp_path / "machine.json")
+    target, draft = slow_table(10.0, 1.0), slow_table(2.0, 0.0, noise=0.7)
+    target.content_key, draft.content_key = "this table", "that table"  # type: ignore[attr-defined]
+    llm = LLM(target, draft="model", draft_model=draft, exact=False)
+    effort = dataclasses.replace(SMALL, n_tokens=60)
+    found = {t: profile_llm(llm, effort=effort, store=store, temperature=t) for t in (0.0, 2.0)}
+    assert found[2.0].target.texts != found[0.0].target.texts
+    assert found[2.0].drafts["model"].chances[0] != found[0.0].drafts["model"].chances[0]
+    calls = target.n_calls
+    assert {t: profile_llm(llm, effort=effort, store=store, temperature=t) for t in (0.0, 2.0)} == found
+    assert target.n_calls == calls, "both are kept"
+    with pytest.raises(ConfigError, match="temperature"):
+        profile_llm(llm, effort=effort, store=store, temperature=-1.0)
+
+
 def proposal(index: int, seconds: float, source: str = "eagle", **counts: int) -> RoundRecord:
     fields = {"asked_k": 2, "drafted": 2, "accepted": 1, "emitted": 2, "cut": 0, "n_rows": 3, **counts}
     return RoundRecord(index=index, source=source, kind="correction", propose_s=seconds, **fields)
