@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from edgespec import LLM, SamplingParams
 from edgespec.cli import main
+from edgespec.contention import compare_rounds
 from edgespec.draft_records import chances, draft_costs
 from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
 from edgespec.errors import ConfigError
@@ -187,7 +188,7 @@ def test_acceptance_is_that_of_the_temperature_asked_for(tmp_path: Path) -> None
         profile_llm(llm, effort=effort, store=store, temperature=-1.0)
 
 
-def proposal(index: int, seconds: float, source: str = "eagle", **counts: int) -> RoundRecord:
+def proposal(index: int, seconds: float, source: str = "eagle", **counts: Any) -> RoundRecord:
     fields = {"asked_k": 2, "drafted": 2, "accepted": 1, "emitted": 2, "cut": 0, "n_rows": 3, **counts}
     return RoundRecord(index=index, source=source, kind="correction", propose_s=seconds, **fields)
 
@@ -203,6 +204,19 @@ def test_catching_up_is_what_the_first_proposal_of_a_request_takes_more() -> Non
     assert costs.steps == {2: Spread(0.1, 0.1, 0.1, 9)}
     assert costs.catch_up == {90: Spread(0.9, 0.9, 0.9, 1), 50: Spread(0.5, 0.5, 0.5, 1)}
     assert costs.catch_up_token_s == pytest.approx(0.01)
+
+
+def test_contention_is_judged_round_against_round() -> None:
+    """Overlapped calls of other row counts, prompts, and rounds with the draft at rest say nothing of it."""
+    serial = [proposal(i, 0.6, target_s=10.0 + i) for i in range(6)]
+    overlapped = [proposal(i, 0.0, target_s=1.2 * (10.0 + i), ahead=4, ahead_s=1.0) for i in range(6)]
+    overlapped[0].target_s = 99.0  # holds the prompt
+    overlapped[1].ahead, overlapped[1].target_s = 0, 99.0
+    overlapped[2].n_rows, overlapped[2].target_s = 9, 99.0
+    overlapped[3].target_s = 500.0  # one slow call
+    assert compare_rounds(serial, overlapped) == (pytest.approx(1.2), pytest.approx(0.25 / 0.3))
+    assert compare_rounds(serial, serial) == (1.0, 1.0), "nothing ran beside the target"
+    assert compare_rounds([], overlapped) == (1.0, 1.0)
 
 
 def test_a_draft_that_never_proposed_costs_nothing_known() -> None:
