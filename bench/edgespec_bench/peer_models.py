@@ -119,10 +119,10 @@ raise SystemExit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2
 """
 
 
-def _gguf_q4_0(shop: Workshop, out: Path, *, draft: bool = False, pure: bool = True) -> None:
-    """Q4_0 by llama.cpp's own quantizer; pure: embedding and head too, which it would leave at 8 bits."""
+def _gguf_q4_0(shop: Workshop, out: Path, *, draft: bool = False) -> None:
+    """Q4_0 by llama.cpp's own quantizer, which leaves the embedding (and head) in 8 bits; a draft's gets 4 as well."""
     floats = _gguf_floats(shop, draft)
-    how = "pure" if pure else "mixed"
+    how = "pure" if draft else "mixed"
     run([str(shop.python), "-c", _QUANTIZE, str(floats), str(out / "model.gguf"), how], "llama.cpp's quantizer")
 
 
@@ -156,43 +156,56 @@ def _llamacpp_program(shop: Workshop, out: Path) -> None:
 
 
 _CONVERT = "import sys, openvino_genai; openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"
+_COMPRESS = """
+import sys, nncf, openvino
+model = openvino.Core().read_model(sys.argv[1])
+mode = nncf.CompressWeightsMode.INT4_ASYM
+openvino.save_model(nncf.compress_weights(model, mode=mode, group_size=64, all_layers=True), sys.argv[2])
+"""
 
 
-def _openvino(shop: Workshop, out: Path, gguf: Path) -> None:
-    """OpenVINO's own form of a GGUF file, written by its reader beside the file."""
-    file = out / "model.gguf"
-    shutil.copyfile(gguf, file)
+def _openvino_as_is(shop: Workshop, out: Path) -> None:
+    """OpenVINO's own form of the pair's GGUF file."""
+    _gguf_as_is(shop, out)
+    _openvino_from_gguf(shop, out)
+
+
+def _openvino_int4(shop: Workshop, out: Path, *, draft: bool = False) -> None:
+    """Int4 with zero points in groups of 64, embedding and head too, by NNCF, which OpenVINO recommends."""
+    from edgespec_export.gguf_out import write_gguf
+
+    half = shop.work / f"half-{out.name}"
+    half.mkdir(exist_ok=True)
+    write_gguf(shop.draft_floats() if draft else shop.floats(), half / "model.gguf", type="f16", force=True)
+    _openvino_from_gguf(shop, half)
+    files = [str(half / "openvino_model.xml"), str(out / "openvino_model.xml")]
+    run([str(shop.python), "-c", _COMPRESS, *files], "NNCF")
+    # A draft gets its target's tokenizer files: OpenVINO compares the files and not the vocabularies.
+    for path in (shop.made("int4") if draft else half).glob("openvino_*tokenizer.*"):
+        shutil.copyfile(path, out / path.name)
+
+
+def _openvino_from_gguf(shop: Workshop, folder: Path) -> None:
+    """What OpenVINO's reader makes of the folder's model.gguf, in its place."""
+    file = folder / "model.gguf"
     run([str(shop.python), "-c", _CONVERT, str(file)], "OpenVINO's GGUF reader")
-    if not (out / "openvino_model.xml").is_file():
+    if not (folder / "openvino_model.xml").is_file():
         raise BackendError("OpenVINO's GGUF reader wrote no model")
     file.unlink()
 
 
-def _openvino_int4(shop: Workshop, out: Path) -> None:
-    _gguf_as_is(shop, out)
-    (out / "model.gguf").rename(shop.work / "as-is.gguf")
-    _openvino(shop, out, shop.work / "as-is.gguf")
-
-
-def _openvino_draft(shop: Workshop, out: Path) -> None:
-    """In 8 bits; with the target's tokenizer files, as it compares the files and not the vocabularies."""
-    from edgespec_export.gguf_out import write_gguf
-
-    file = shop.work / "draft-q8_0.gguf"
-    _openvino(shop, out, write_gguf(shop.draft_floats(), file, type="q8_0", force=True))
-    for path in shop.made("int4").glob("openvino_*tokenizer.*"):
-        shutil.copyfile(path, out / path.name)
-
-
 GENAI_PARTS = {"int4": _genai_int4, "draft": _genai_draft}
 LLAMACPP_PARTS: dict[str, Build] = {
-    "q4_0-pure": _gguf_q4_0,
-    "q4_0": partial(_gguf_q4_0, pure=False),
+    "q4_0": _gguf_q4_0,
     "as-is": _gguf_as_is,
     "draft-q4_0": partial(_gguf_q4_0, draft=True),
     "program": _llamacpp_program,
 }
-OPENVINO_PARTS = {"int4": _openvino_int4, "draft": _openvino_draft}
+OPENVINO_PARTS: dict[str, Build] = {
+    "int4": _openvino_int4,
+    "as-is": _openvino_as_is,
+    "draft": partial(_openvino_int4, draft=True),
+}
 TRANSFORMERS_PARTS: dict[str, Build] = {"float": _copy_floats, "draft": partial(_copy_floats, draft=True)}
 
 

@@ -128,7 +128,7 @@ LLAMACPP = Peer("llama.cpp", "0.3.36", (("llama-cpp-python==0.3.36", "numpy==2.4
 OPENVINO = Peer(
     "openvino-genai",
     "2026.4.1",
-    (("openvino-genai==2026.4.1.0", "openvino==2026.4.1", "numpy==2.4.6"),),
+    (("openvino-genai==2026.4.1.0", "openvino==2026.4.1", "nncf==3.4.0", "numpy==2.4.6"),),
     OPENVINO_PARTS,
 )
 

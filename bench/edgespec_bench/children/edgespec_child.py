@@ -22,7 +22,7 @@ from edgespec.stats import RunStats
 
 
 class EdgeSpec:
-    """One LLM for the settings without trained drafts, one for those with, as far as there are any."""
+    """One LLM for the settings without trained drafts, one for those with each draft model, as far as there are any."""
 
     name, version = "edgespec", edgespec.__version__
 
@@ -31,15 +31,18 @@ class EdgeSpec:
         self._open = ExitStack()
         settings = {name: dict(options) for name, options in given["settings"].items()}
         planned = {name: options for name, options in settings.items() if options.get("draft") == AUTO}
-        light = {name: options for name, options in settings.items() if _kinds(options) <= {"ngram"}}
-        heavy = {name: options for name, options in settings.items() if name not in light and name not in planned}
-        self._variants = {**self._load(light), **self._load(heavy)}
+        groups: dict[Any, dict[str, dict[str, Any]]] = {}
+        for name, options in settings.items():
+            if name not in planned:
+                key = (_kinds(options) <= {"ngram"}, options.get("draft_model"))
+                groups.setdefault(key, {})[name] = options
+        self._variants: dict[str, LLM] = {}
+        for group in groups.values():
+            self._variants |= self._load(group)
         for name, options in planned.items():  # loads what it chooses, so it cannot share
             self._variants[name] = self._open.enter_context(LLM(self._model, threads=self._threads, **options))
 
     def _load(self, settings: dict[str, dict[str, Any]]) -> dict[str, LLM]:
-        if not settings:
-            return {}
         kinds = list(dict.fromkeys(kind for options in settings.values() for kind in _ordered_kinds(options)))
         shared = {key: value for key, value in next(iter(settings.values())).items() if key == "draft_model"}
         llm = self._open.enter_context(

@@ -120,7 +120,38 @@ public:
         return answer;
     }
 
+    // Teacher-forced logits [n, n_vocab] in numpy's file format: row i predicts continuation[i].
+    json logits(const json & request) {
+        const std::vector<llama_token> prompt = request.at("prompt"), continuation = request.at("continuation");
+        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(loaded->model()));
+        std::ofstream file(request.at("path").get<std::string>(), std::ios::binary);
+        write_npy_header(file, continuation.size(), size_t(n_vocab));
+        forget();
+        prefill(prompt);
+        for (const llama_token next : continuation) {
+            common_batch batch(target);
+            batch.add(last, llama_pos(committed.size()), 0, true);
+            run(batch);
+            file.write(reinterpret_cast<const char *>(llama_get_logits_ith(target, -1)), 4 * n_vocab);
+            committed.push_back(last);
+            last = next;
+        }
+        if (!file.flush()) {
+            throw std::runtime_error("cannot write the logits");
+        }
+        return {{"rows", continuation.size()}};
+    }
+
 private:
+    static void write_npy_header(std::ofstream & file, size_t rows, size_t columns) {
+        std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(rows) + ", " +
+                             std::to_string(columns) + "), }";
+        header.resize(128 - 10 - 1, ' ');  // the magic, the version and the length before it take 10 bytes
+        header += '\n';
+        const uint16_t length = uint16_t(header.size());
+        file << "\x93NUMPY" << '\x01' << '\0' << char(length & 0xff) << char(length >> 8) << header;
+    }
+
     void choose_drafts(const std::string & folder, const json & options, int threads) {
         auto & s = params.speculative;
         s.types = common_speculative_types_from_names(options.at("types").get<std::vector<std::string>>());
@@ -268,10 +299,10 @@ int main(int argc, char ** argv) {
             if (settings.count(name) == 0) {
                 throw std::runtime_error("was started without the setting " + name);
             }
-            if (what != "decode") {
+            if (what != "decode" && what != "logits") {
                 throw std::runtime_error("has no answer to " + what);
             }
-            write(out, settings[name]->decode(request));
+            write(out, what == "decode" ? settings[name]->decode(request) : settings[name]->logits(request));
         } catch (const std::exception & error) {
             write(out, {{"error", error.what()}});
         }

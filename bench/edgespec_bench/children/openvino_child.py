@@ -38,8 +38,10 @@ class OpenVINO:
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._settings = given["settings"]
-        folder, threads = Path(given["model"]), given["threads"]
-        self._pipelines = {name: pipeline(folder, options, threads) for name, options in self._settings.items()}
+        self._folder, self._threads = Path(given["model"]), given["threads"]
+        self._pipelines = {
+            name: pipeline(self._folder, options, self._threads) for name, options in self._settings.items()
+        }
 
     def decode(self, setting: str, request: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
         options, pipe = self._settings[setting], self._pipelines[setting]
@@ -54,7 +56,29 @@ class OpenVINO:
             setattr(config, name, value)
         ids = ov.Tensor(np.array([request["prompt"]], np.int64))
         result = pipe.generate(ids, config, Streamer(recorder))
-        return counts(result.extended_perf_metrics, recorder) if "draft" in options else {}
+        if "draft" not in options:
+            return {}
+        accepted = int(result.extended_perf_metrics.get_num_accepted_tokens())
+        return {"accepted": accepted, "rounds": request["n_tokens"] - 1 - accepted}
+
+    def logits(self, setting: str, prompt: list[int], continuation: list[int], path: str) -> dict[str, Any]:
+        """By the runtime below: the pipelines give no logits."""
+        options, rows, n_past = self._settings[setting], [], 0
+        file = self._folder / options["part"] / "openvino_model.xml"
+        properties = {**options.get("properties", {}), "INFERENCE_NUM_THREADS": self._threads}
+        request = ov.Core().compile_model(file, "CPU", properties).create_infer_request()
+        for tokens in [prompt, *([token] for token in continuation[:-1])]:
+            end = n_past + len(tokens)
+            inputs = {
+                "input_ids": np.array([tokens], np.int64),
+                "attention_mask": np.ones((1, end), np.int64),
+                "position_ids": np.arange(n_past, end)[None],
+                "beam_idx": np.zeros(1, np.int32),
+            }
+            rows.append(next(iter(request.infer(inputs).values()))[0, -1].astype(np.float32))
+            n_past = end
+        np.save(path, np.stack(rows))
+        return {"rows": len(rows)}
 
 
 def pipeline(folder: Path, options: dict[str, Any], threads: int) -> Any:
@@ -68,10 +92,6 @@ def pipeline(folder: Path, options: dict[str, Any], threads: int) -> Any:
     if "draft" in options:
         extra["draft_model"] = genai.draft_model(str(folder / options["draft"]), "CPU", **properties)
     return genai.LLMPipeline(str(folder / options["part"]), "CPU", **extra, **properties)
-
-
-def counts(metrics: Any, recorder: Recorder) -> dict[str, Any]:
-    return {"accepted": int(metrics.get_num_accepted_tokens())}
 
 
 if __name__ == "__main__":
