@@ -113,7 +113,8 @@ def _call(session: Session, tokens: Sequence[int], n: int) -> float:
 class Part:
     """Times of one part in every call: us[call]; what a call's nodes are."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.us: list[float] = []
         self.nodes = 0
         self.shapes: Counter[tuple[int, int]] = Counter()
@@ -165,7 +166,7 @@ def _add_call(
         us[name] += node["dur"] - cost
         grouped[name].append(node)
     for name, members in grouped.items():
-        part = parts.setdefault(name, Part())
+        part = parts.setdefault(name, Part(name))
         if not part.us:
             part.nodes = len(members)
             _measure_weights(part, members, weight_bytes)
@@ -178,7 +179,8 @@ def _measure_weights(part: Part, nodes: Sequence[Mapping[str, Any]], weight_byte
         ports = [node["args"].get(f"{side}_type_shape") for side in ("input", "output")]
         if node["args"]["op_name"] in _PRODUCTS and all(ports):
             source, result = (next(iter(port[0].values())) for port in ports)
-            part.shapes[result[-1], source[-1]] += 1
+            takes_gate = node["args"]["op_name"] == "RowsProduct" and part.name == "down"  # rows of gate and up
+            part.shapes[result[-1], source[-1] // (2 if takes_gate else 1)] += 1
             part.weight_bytes += weight_bytes.get(_plain(node["name"]), 0)
 
 

@@ -8,15 +8,10 @@
  * Vectors are those of GCC and clang, which any CPU's instructions are made of.
  */
 
+#include "lanes.h"
 #include "operators.h"
 
-#define LANES 16
 #define SERIAL_WORK 60000 /* multiplications below which handing rows to another thread costs more than it saves */
-
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4)));
-#define LOAD(place) (*(const Lanes *)(place))
-#define EVERY(x) ((x) - (Lanes){0})
 
 enum { QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COS, SIN, POSITIONS, BIAS, N_INPUTS };
 enum { OUT, PRESENT_KEY, PRESENT_VALUE, N_OUTPUTS };
@@ -76,15 +71,6 @@ static void store(const Job *job, int64_t batch, int64_t row)
     }
 }
 
-static inline float lanes_sum(Lanes x)
-{
-    float lane[LANES];
-    memcpy(lane, &x, sizeof lane);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int i = 0; i < step; i++) lane[i] += lane[i + step];
-    return lane[0];
-}
-
 /* The sums of 4 vectors at once: halves are added until each has one lane left. */
 static inline void four_sums(const Lanes x[4], float *out)
 {
@@ -124,25 +110,6 @@ static void score(const float *query, const float *keys, int64_t n, int64_t dim,
         four_sums(sum, dots);
         scores[j] = scale * dots[0];
     }
-}
-
-/* e^x for x <= 0, within a few units in the last place; 0 below -87. 2^n times a polynomial (Taylor on +- ln 2 / 2). */
-static inline Lanes exponential(Lanes x)
-{
-    const Lanes magic = EVERY(12582912.0f); /* 1.5 * 2^23: what is added to it is rounded to whole numbers */
-    const Ints is_low = x < EVERY(-87.0f);
-    const Lanes shifted = x * EVERY(1.44269504f) + magic, whole = shifted - magic;
-    Lanes r = x - whole * EVERY(0.693145752f);
-    r = r - whole * EVERY(1.42860677e-6f);
-    Lanes p = EVERY(1.0f / 720);
-    p = p * r + EVERY(1.0f / 120);
-    p = p * r + EVERY(1.0f / 24);
-    p = p * r + EVERY(1.0f / 6);
-    p = p * r + EVERY(0.5f);
-    p = p * r + EVERY(1.0f);
-    p = p * r + EVERY(1.0f);
-    const Ints power = ((Ints)shifted << 23) + ((127 << 23) - (Ints){0});
-    return (Lanes)((Ints)(p * (Lanes)power) & ~is_low);
 }
 
 /* Turns n scores, padded to whole lanes, into e^(score - largest); returns their sum. */
@@ -360,4 +327,4 @@ static int input_kind(const void *op, size_t i)
     return i == KEY || i == VALUE || i >= COS ? OPTIONAL : REQUIRED;
 }
 
-const Operator ROWS_ATTENTION = OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, create, compute, destroy);
+const Operator ROWS_ATTENTION = OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, all_zero, create, compute, destroy);

@@ -77,9 +77,9 @@ const char *default_provider(const void *op);
 void *no_kernel(const void *op, Api api, const void *info);
 void no_compute(void *kernel, void *context);
 
-#define OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, create, compute, destroy)                             \
+#define OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, output_kind, create, compute, destroy)                \
     {API_VERSION, no_kernel, name, default_provider, input_type, n_inputs, all_float, n_outputs, no_compute, destroy,     \
-     input_kind, all_zero, all_zero, one, one, one, one, create, compute, NULL, NULL, NULL, {0}}
+     input_kind, output_kind, all_zero, one, one, one, one, create, compute, NULL, NULL, NULL, {0}}
 
 extern const Operator ROWS_PRODUCT, ROWS_ATTENTION;
 

@@ -1,15 +1,20 @@
-/* Products of rows with 4-bit weights: the operator `edgespec.RowsProduct`.
+/* Products of rows with 4-bit weights, and what may stand before them: the operator `edgespec.RowsProduct`.
  *
  * It takes the inputs and attributes of com.microsoft.MatMulNBits with bits = 4 and computes the same thing: activations
  * rounded to 8 bits with a scale a row and block, integer dot products, float sums over the blocks. It differs in the order of
  * the work: up to 8 rows share one pass over the weights, each with sums of its own, so that a row costs little beside the
  * first and its bits do not depend on how many rows share its call.
  *
+ * Before the product it may do what a decoder's layer does there, which saves nodes and the waiting between them (`mode`):
+ * GATED takes rows [gate, up] of twice the length and multiplies silu(gate) * up; NORM takes the rows, adds SKIP where there
+ * is one (the sum is the second output), and multiplies their RMS norm times GAMMA.
+ *
  * Weights lie in tiles of 16 outputs; 64 bytes hold 8 inputs of each: bytes 4c .. 4c+3 belong to output c, their low nibbles
  * to the inputs 0..3 and their high nibbles to 4..7. With AVX-512 VNNI that is two instructions for 128 products; other CPUs
  * take the loops below as the compiler makes them.
  */
 
+#include "lanes.h"
 #include "operators.h"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && !defined(PORTABLE)
@@ -24,11 +29,17 @@
 #define MOST_ROWS 8
 #define AHEAD ZEROED_SPARE /* bytes fetched ahead: weights are read once, and the hardware stops at pages */
 
-enum { A, B, SCALES, ZEROS, GROUPS, BIAS, N_INPUTS };
+#define SERIAL_FLOATS 40000 /* prepared by the calling thread: handing fewer to another costs more than it saves */
+
+enum { A, B, SCALES, ZEROS, GROUPS, BIAS, SKIP, GAMMA, N_INPUTS };
+enum { OUT, SUM, N_OUTPUTS };
+enum { PLAIN, GATED, NORM };
 
 typedef struct {
     Api api;
     int64_t n, k, block;
+    int64_t mode;
+    float epsilon;
     int64_t pieces;  /* of the outputs, one for each thread: handing out smaller ones cost more than it evened out */
     int64_t n_tiles, n_blocks, n_steps;  /* steps: groups of DEPTH inputs of a row */
     uint8_t *codes;  /* [n_tiles, n_steps, 64] */
@@ -39,8 +50,11 @@ typedef struct {
 typedef struct {
     const Product *product;
     int64_t rows;
-    const int8_t *codes;  /* [rows, n_steps * DEPTH] */
-    const float *scales;  /* [rows, n_blocks, 2]: scale, scale times sum of the codes */
+    const float *x, *skip, *gamma;
+    float *sum;     /* of x and skip */
+    int8_t *codes;  /* [rows, n_steps * DEPTH] */
+    float *scales;  /* [rows, n_blocks, 2]: scale, scale times sum of the codes */
+    float *ready;   /* [rows, k]: what is rounded, where that is not x */
     float *out;
 } Job;
 
@@ -97,6 +111,54 @@ static void round_row(const Product *p, const float *x, int8_t *codes, float *sc
         round_block(x + first, n, codes + first, scales + 2 * b, scales + 2 * b + 1);
     }
     memset(codes + p->k, 0, p->n_steps * DEPTH - p->k);
+}
+
+/* ---- what stands before the product; k is a multiple of LANES there ---- */
+
+static void gate(const float *gate, int64_t k, float *out)
+{
+    for (int64_t i = 0; i < k; i += LANES) {
+        const Lanes x = LOAD(gate + i);
+        const Ints is_negative = x < EVERY(0.0f), bits = (Ints)x & INT32_MAX;
+        const Lanes e = exponential(-(Lanes)bits), down = EVERY(1.0f) / (EVERY(1.0f) + e), low = e * down;
+        const Lanes sigmoid = (Lanes)(((Ints)low & is_negative) | ((Ints)down & ~is_negative));
+        *(Lanes *)(out + i) = x * sigmoid * LOAD(gate + k + i);
+    }
+}
+
+static void normalize(const float *x, const float *skip, const float *gamma, float epsilon, int64_t k, float *sum, float *out)
+{
+    Lanes squares = {0};
+    for (int64_t i = 0; i < k; i += LANES) {
+        Lanes v = LOAD(x + i);
+        if (skip) {
+            v = v + LOAD(skip + i);
+            *(Lanes *)(sum + i) = v;
+        }
+        *(Lanes *)(out + i) = v;
+        squares += v * v;
+    }
+    const float factor = 1.0f / sqrtf(lanes_sum(squares) / (float)k + epsilon);
+    for (int64_t i = 0; i < k; i += LANES) *(Lanes *)(out + i) = LOAD(out + i) * EVERY(factor) * LOAD(gamma + i);
+}
+
+static void prepare_row(const Job *job, int64_t r)
+{
+    const Product *p = job->product;
+    const float *x = job->x + r * p->k;
+    float *ready = job->ready + r * p->k;
+    if (p->mode == GATED) gate(job->x + 2 * r * p->k, p->k, ready);
+    if (p->mode == NORM) {
+        const float *skip = job->skip ? job->skip + r * p->k : NULL;
+        normalize(x, skip, job->gamma, p->epsilon, p->k, job->sum + r * p->k, ready);
+    }
+    round_row(p, p->mode == PLAIN ? x : ready, job->codes + r * p->n_steps * DEPTH, job->scales + r * 2 * p->n_blocks);
+}
+
+static void prepare_piece(void *work, size_t piece)
+{
+    const Job *job = work;
+    for (int64_t r = (int64_t)piece; r < job->rows; r += job->product->pieces) prepare_row(job, r);
 }
 
 /* ---- one tile of 16 outputs for R rows; R is a constant where it is inlined ---- */
@@ -260,6 +322,9 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     TRY(constant(api, info, ZEROS, n_inputs, &zeros));
     TRY(constant(api, info, GROUPS, n_inputs, &groups));
     TRY(constant(api, info, BIAS, n_inputs, &bias));
+    TRY(CALL(api, F_INT, info, "mode", &p->mode));
+    if (p->mode == NORM) TRY(CALL(api, F_FLOAT, info, "epsilon", &p->epsilon));
+    if (p->mode != PLAIN && p->k % LANES) return failure(api, "RowsProduct: K must be a multiple of 16 in this mode");
     if (bits != 4 || p->pieces < 1 || p->block % DEPTH || !b || !scales || groups)
         return failure(api, "RowsProduct: needs constant 4-bit weights in blocks, without g_idx");
     p->n_tiles = (p->n + WIDTH - 1) / WIDTH;
@@ -273,43 +338,75 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     return NULL;
 }
 
-static Status output_of(const Product *p, void *context, const float **x, float **out, int64_t *rows)
+/* An input's data, NULL where it is not there, and its shape. */
+static Status read(const Product *p, void *context, size_t index, const float **data, int64_t *dims, size_t *rank)
 {
-    const void *input = NULL;
-    void *shape = NULL, *output = NULL;
-    int64_t dims[8];
-    size_t rank = 0;
-    TRY(CALL(p->api, F_INPUT, context, (size_t)A, &input));
-    TRY(CALL(p->api, F_SHAPE, input, &shape));
-    TRY(CALL(p->api, F_RANK, shape, &rank));
-    if (rank < 1 || rank > 8) return failure(p->api, "RowsProduct: activations need 1 to 8 dimensions");
-    TRY(CALL(p->api, F_DIMS, shape, dims, rank));
+    const void *value = NULL;
+    void *shape = NULL;
+    *data = NULL;
+    *rank = 0;
+    TRY(CALL(p->api, F_INPUT, context, index, &value));
+    if (!value) return NULL;
+    TRY(CALL(p->api, F_SHAPE, value, &shape));
+    TRY(CALL(p->api, F_RANK, shape, rank));
+    Status status = *rank < 1 || *rank > MOST_DIMS ? failure(p->api, "RowsProduct: activations need 1 to 8 dimensions")
+                                                   : CALL(p->api, F_DIMS, shape, dims, *rank);
     ((void (*)(void *))p->api[F_FREE_SHAPE])(shape);
-    if (dims[rank - 1] != p->k) return failure(p->api, "RowsProduct: the activations' last dimension is not K");
-    *rows = 1;
-    for (size_t i = 0; i + 1 < rank; i++) *rows *= dims[i];
+    if (status) return status;
+    return CALL(p->api, F_DATA, value, data);
+}
+
+static Status write(const Product *p, void *context, size_t index, const int64_t *dims, size_t rank, float **data)
+{
+    void *value = NULL;
+    TRY(CALL(p->api, F_OUTPUT, context, index, dims, rank, &value));
+    return CALL(p->api, F_DATA, value, data);
+}
+
+static Status open_job(const Product *p, void *context, Job *job)
+{
+    int64_t dims[MOST_DIMS], others[MOST_DIMS];
+    size_t rank, other_rank;
+    TRY(read(p, context, A, &job->x, dims, &rank));
+    int is_right = job->x && dims[rank - 1] == (p->mode == GATED ? 2 * p->k : p->k);
+    job->rows = 1;
+    for (size_t i = 0; i + 1 < rank; i++) job->rows *= dims[i];
+    if (p->mode == NORM) {
+        TRY(read(p, context, GAMMA, &job->gamma, others, &other_rank));
+        is_right = is_right && job->gamma && other_rank == 1 && others[0] == p->k;
+        TRY(read(p, context, SKIP, &job->skip, others, &other_rank));
+        if (job->skip) {
+            is_right = is_right && other_rank == rank && !memcmp(dims, others, rank * sizeof *dims);
+            if (is_right) TRY(write(p, context, SUM, dims, rank, &job->sum));
+        }
+    }
+    if (!is_right) return failure(p->api, "RowsProduct: shapes that do not fit the weights");
     dims[rank - 1] = p->n;
-    TRY(CALL(p->api, F_DATA, input, x));
-    TRY(CALL(p->api, F_OUTPUT, context, (size_t)0, dims, rank, &output));
-    return CALL(p->api, F_DATA, output, out);
+    return write(p, context, OUT, dims, rank, &job->out);
+}
+
+static Status run(const Product *p, void *context, void (*work)(void *, size_t), Job *job, int is_serial)
+{
+    if (!is_serial) return CALL(p->api, F_PARALLEL, context, work, (size_t)p->pieces, (size_t)0, (void *)job);
+    for (int64_t piece = 0; piece < p->pieces; piece++) work(job, piece);
+    return NULL;
 }
 
 static Status compute(void *kernel, void *context)
 {
     const Product *p = kernel;
-    const float *x;
     Job job = {.product = p};
-    TRY(output_of(p, context, &x, &job.out, &job.rows));
+    TRY(open_job(p, context, &job));
     if (!job.rows) return NULL;
-    const size_t width = p->n_steps * DEPTH, scale_bytes = sizeof(float) * 2 * p->n_blocks;
-    char *memory = malloc(job.rows * (scale_bytes + width));
+    const size_t n_scales = 2 * p->n_blocks, n_ready = p->mode == PLAIN ? 0 : p->k, width = p->n_steps * DEPTH;
+    char *memory = malloc(job.rows * (sizeof(float) * (n_scales + n_ready) + width));
     if (!memory) return failure(p->api, "RowsProduct: no memory for the activations");
-    float *scales = (float *)memory;
-    int8_t *codes = (int8_t *)(memory + job.rows * scale_bytes);
-    for (int64_t r = 0; r < job.rows; r++) round_row(p, x + r * p->k, codes + r * width, scales + r * 2 * p->n_blocks);
-    job.scales = scales;
-    job.codes = codes;
-    Status status = CALL(p->api, F_PARALLEL, context, run_piece, (size_t)p->pieces, (size_t)0, (void *)&job);
+    job.scales = (float *)memory;
+    job.ready = job.scales + job.rows * n_scales;
+    job.codes = (int8_t *)(job.ready + job.rows * n_ready);
+    if (!job.sum) job.sum = job.ready; /* never written without a skip */
+    Status status = run(p, context, prepare_piece, &job, job.rows * p->k * (p->mode == GATED ? 4 : 1) < SERIAL_FLOATS);
+    if (!status) status = run(p, context, run_piece, &job, 0);
     free(memory);
     return status;
 }
@@ -321,7 +418,8 @@ static int input_type(const void *op, size_t i)
     return i == B || i == ZEROS ? UINT8 : i == GROUPS ? INT32 : FLOAT;
 }
 static size_t n_inputs(const void *op) { (void)op; return N_INPUTS; }
-static size_t n_outputs(const void *op) { (void)op; return 1; }
+static size_t n_outputs(const void *op) { (void)op; return N_OUTPUTS; }
 static int input_kind(const void *op, size_t i) { (void)op; return i < ZEROS ? REQUIRED : OPTIONAL; }
+static int output_kind(const void *op, size_t i) { (void)op; return i == OUT ? REQUIRED : OPTIONAL; }
 
-const Operator ROWS_PRODUCT = OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, create, compute, destroy);
+const Operator ROWS_PRODUCT = OPERATOR(name, input_type, n_inputs, n_outputs, input_kind, output_kind, create, compute, destroy);

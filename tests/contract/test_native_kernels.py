@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from edgespec_export import ExportOptions, export_model
 from edgespec_export.quantize import QuantizedMatrix, dequantize, quantize
 from onnx import TensorProto, helper, numpy_helper
 
@@ -21,6 +24,9 @@ from edgespec.engine.exact import probe_exact_rows
 from edgespec.errors import BackendError, ConfigError, MissingDependencyError
 from edgespec.testing.onnx_models import write_bundle
 from edgespec.testing.tiny import TinySpec, tiny_logits
+
+sys.path.append(str(Path(__file__).parents[1] / "export"))
+from tiny_models import tiny_config, write_hf
 
 NATIVE, OTHERS = {"kernels": "native"}, {"kernels": "onnxruntime"}
 CASES = [(64, 64, 32), (48, 576, 128), (17, 40, 16), (5, 20, 32), (33, 300, 256)]  # n, k, block
@@ -324,3 +330,60 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(kernels, "_compile", lambda *arguments: pytest.fail("compiled again"))
     assert kernels.library((), tmp_path) == path
     assert path.is_file()
+
+
+# --- what a product takes over ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the exporter, whose graphs have the norms and the gate before products."""
+    folder = tmp_path_factory.mktemp("exported")
+    source = write_hf(folder / "source", tiny_config("llama"))
+    options = ExportOptions(bits=4, block_size=32, taps=("layer.0", "final"), exit_layer=1, tree=True)
+    return export_model(source, folder / "bundle", options)
+
+
+def test_norms_and_gates_before_products_become_part_of_them(exported: Path) -> None:
+    graph = onnx.load_from_string(with_own_operators((exported / "model.onnx").read_bytes(), 2)[0]).graph
+    operators = Counter(node.op_type for node in graph.node)
+    assert operators["RowsProduct"] == 4 * 2 + 1
+    assert operators["RowsAttention"] == 2
+    assert operators["SkipSimplifiedLayerNormalization"] == 1, "the last norm's result is a tap"
+    assert not operators.keys() & {"Split", "QuickGelu", "Mul", "SimplifiedLayerNormalization"}
+    modes = Counter(a.i for node in graph.node for a in node.attribute if a.name == "mode")
+    assert modes == {0: 3, 1: 2, 2: 4}
+
+
+def test_what_others_use_too_stays(exported: Path) -> None:
+    """A norm or gate whose result goes elsewhere as well cannot vanish into the product."""
+    model = onnx.load(exported / "model.onnx", load_external_data=False)
+    for node in list(model.graph.node):
+        if node.op_type in ("SimplifiedLayerNormalization", "Mul"):
+            value = helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
+            model.graph.output.append(value)
+    graph = onnx.load_from_string(with_own_operators(model.SerializeToString(), 2)[0]).graph
+    operators = Counter(node.op_type for node in graph.node)
+    assert (operators["SimplifiedLayerNormalization"], operators["Mul"], operators["Split"]) == (1, 2, 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_they_compute_the_same_with_and_without(exported: Path, threads: int) -> None:
+    tokens = np.random.default_rng(6).integers(0, 264, 120).tolist()
+    found = {}
+    for name, options in (("theirs", OTHERS), ("ours", NATIVE)):
+        session = load_model(exported, threads=threads, device_options=options).open_session()
+        rows = session.forward(tokens, taps=("layer.0", "final"))
+        found[name] = rows.logits.copy(), {tap: array.copy() for tap, array in rows.hidden.items()}
+        if name == "ours":
+            for width in (1, 3, 8, 50):
+                session.keep(0)
+                parts = [session.forward(tokens[at : at + width]).logits.copy() for at in range(0, 120, width)]
+                assert np.array_equal(np.concatenate(parts), found["ours"][0]), width
+    spread = found["theirs"][0].std()
+    assert np.abs(found["ours"][0] - found["theirs"][0]).mean() < 0.05 * spread
+    for tap in ("layer.0", "final"):
+        theirs, ours = found["theirs"][1][tap], found["ours"][1][tap]
+        assert np.abs(ours - theirs).mean() < 0.05 * theirs.std()
+    halves = load_model(exported, threads=threads, split=True, device_options=NATIVE).open_session()
+    assert np.array_equal(halves.forward(tokens).logits, found["ours"][0]), "an early exit drafts on the same bits"

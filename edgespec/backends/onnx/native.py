@@ -1,79 +1,102 @@
 """Puts our own operators in the place of a graph's 4-bit products and attention, on a copy of the graph in memory.
 
-Owns which nodes are replaced and the edit of the protobuf bytes (field numbers of onnx.proto); the file, its weights
-and every name in it stay as they are. What the operators compute is in `edgespec/kernels`.
+Owns which nodes are replaced, and which of the nodes before a product it takes over; field numbers are those of
+onnx.proto. The file, its weights and every name that is left stay as they are. What the operators compute is in
+`edgespec/kernels`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from edgespec.backends.onnx.wire import Field, delimited, fields_of, number
 from edgespec.errors import BundleError, ConfigError
 
 __all__ = ["OPERATORS", "native_graph", "with_own_operators"]
 
 DOMAIN = "edgespec"
+PRODUCT, ATTENTION = "RowsProduct", "RowsAttention"
+OPERATORS = frozenset((PRODUCT, ATTENTION))
 MOST_BYTES = 1 << 26  # of a graph that is edited unasked: larger ones hold their weights, which editing would copy
+LANES = 16  # what takes over nodes before a product works on whole vectors
 _GRAPH, _OPSET = 7, 8  # of a model
-_NODE, _INITIALIZER, _PORT = 1, 5, 11  # of a graph
-_INPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 4, 5, 7  # of a node
-_FLOAT = 1  # the data type
+_NODE, _INITIALIZER, _PORT, _OUTPUT_PORT = 1, 5, 11, 12  # of a graph
+_INPUT, _OUTPUT, _NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 3, 4, 5, 7  # of a node
+_FLOAT, _INT = 1, 2  # types of attributes
+_FLOAT32 = 1  # a data type
+_SKIP = 6  # the product's first input beyond those of MatMulNBits
+_PLAIN, _GATED, _NORM = 0, 1, 2  # modes of products.c
 
 
-class _Field(NamedTuple):
-    """value: an int for varints, bytes of a length-delimited field, bytes of 4 or 8 else. raw: with its tag."""
+@dataclass(frozen=True)
+class _Node:
+    """attributes: whole numbers and floats by name, None for others."""
 
-    number: int
-    value: int | bytes
-    raw: bytes
-
-
-class _Node(NamedTuple):
-    """attributes: whole numbers and floats by name, None for others. types: data types by tensor, as far as known."""
-
+    at: int  # its place among the graph's fields
+    operator: str
     inputs: list[str]
-    attributes: Mapping[str, int | float | None]
-    types: Mapping[str, int]
+    outputs: list[str]
+    attributes: dict[str, int | float | None]
+    kept: list[bytes]  # its name and attributes as they are
 
-    def is_float(self, index: int) -> bool:
-        return index < len(self.inputs) and self.types.get(self.inputs[index]) == _FLOAT
+    @classmethod
+    def read(cls, at: int, field: Field) -> _Node:
+        items = list(fields_of(field.bytes))
+        texts = {key: [item.bytes.decode() for item in items if item.number == key] for key in (1, 2, 4)}
+        attributes = dict(_attribute(item.bytes) for item in items if item.number == _ATTRIBUTE)
+        kept = [item.raw for item in items if item.number in (_NAME, _ATTRIBUTE)]
+        return cls(at, "".join(texts[_OP_TYPE]), texts[_INPUT], texts[_OUTPUT], attributes, kept)
 
     def has(self, index: int) -> bool:
+        """Whether it has that input."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
-
-def _is_product(node: _Node) -> bool:
-    """4 bits, activations in 8 bits (accuracy level 4), scales in float32, no g_idx (input 4)."""
-    wanted = {"bits": 4, "accuracy_level": 4}
-    return (
-        all(node.attributes.get(key) == value for key, value in wanted.items()) and node.is_float(2) and not node.has(4)
-    )
-
-
-def _is_attention(node: _Node) -> bool:
-    """Causal over a float32 cache, halves rotated if at all; none of the operator's other modes or inputs."""
-    off = {"local_window_size": -1, "rotary_interleaved": 0, "softcap": 0, "smooth_softmax": 0}
-    plain = {"num_heads", "kv_num_heads", "scale", "do_rotary"}
-    is_known = all(off.get(key) == value for key, value in node.attributes.items() if key not in plain)
-    return (
-        is_known
-        and {"num_heads", "kv_num_heads"} <= set(node.attributes)
-        and node.is_float(3)
-        and not any(map(node.has, range(11, 20)))
-    )
+    def written(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int) -> bytes:
+        """As a node of ours with further attributes."""
+        parts = [delimited(_INPUT, name.encode()) for name in inputs]
+        parts += [delimited(_OUTPUT, name.encode()) for name in outputs]
+        parts += [*self.kept, delimited(_OP_TYPE, operator.encode()), delimited(_DOMAIN, DOMAIN.encode())]
+        for name, value in attributes.items():
+            parts.append(delimited(_ATTRIBUTE, delimited(1, name.encode()) + number(3, value) + number(20, _INT)))
+        return delimited(_NODE, b"".join(parts))
 
 
-_OURS: dict[bytes, tuple[str, Callable[[_Node], bool]]] = {
-    b"MatMulNBits": ("RowsProduct", _is_product),
-    b"GroupQueryAttention": ("RowsAttention", _is_attention),
-}
+class _Graph:
+    """A graph's fields, what makes and takes each tensor, and the edits so far: place -> bytes, none to drop it."""
 
+    def __init__(self, data: bytes) -> None:
+        self.fields = list(fields_of(data))
+        self.nodes = [_Node.read(at, item) for at, item in enumerate(self.fields) if item.number == _NODE]
+        self.makers = {name: node for node in self.nodes for name in node.outputs if name}
+        self.uses = Counter(name for node in self.nodes for name in node.inputs if name)
+        self.uses.update(_port_name(item) for item in self.fields if item.number == _OUTPUT_PORT)
+        self.types = dict(_type_of(item) for item in self.fields if item.number in (_INITIALIZER, _PORT))
+        self.edits: dict[int, bytes] = {}
 
-OPERATORS = frozenset(name for name, _fits in _OURS.values())
+    def is_float(self, node: _Node, index: int) -> bool:
+        """Whether an input that the graph or its weights give is float32."""
+        return node.has(index) and self.types.get(node.inputs[index]) == _FLOAT32
+
+    def only_maker(self, name: str, *operators: str) -> _Node | None:
+        """What makes `name`, if it is one of the operators and nothing but the asking node takes the result."""
+        maker = self.makers.get(name)
+        fits = maker is not None and maker.operator in operators and self.uses[name] == 1
+        return maker if fits else None
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The values of a small int64 initializer; none where it is not one."""
+        for item in self.fields:
+            if item.number == _INITIALIZER and _port_name(item, 8) == name:
+                raw = next((inner.bytes for inner in fields_of(item.bytes) if inner.number == 9), b"")
+                return struct.unpack(f"<{len(raw) // 8}q", raw) if len(raw) % 8 == 0 else ()
+        return ()
+
+    def written(self) -> bytes:
+        return b"".join(self.edits.get(at, item.raw) for at, item in enumerate(self.fields))
 
 
 def native_graph(path: Path, threads: int, *, must: bool) -> bytes | None:
@@ -104,64 +127,119 @@ def with_own_operators(model: bytes, threads: int) -> tuple[bytes, Counter[str]]
     Nodes of subgraphs stay.
     """
     parts, replaced = [], Counter[str]()
-    for item in _fields(model):
-        if item.number == _GRAPH and isinstance(item.value, bytes):
-            parts.append(_delimited(_GRAPH, _edited_graph(item.value, threads, replaced)))
+    for item in fields_of(model):
+        if item.number == _GRAPH:
+            graph = _Graph(item.bytes)
+            for node in graph.nodes:
+                name, fits, replace = _OURS.get(node.operator, ("", _never, _never))
+                if fits(graph, node):
+                    replace(graph, node, threads)
+                    replaced[name] += 1
+            parts.append(delimited(_GRAPH, graph.written()))
         else:
             parts.append(item.raw)
-    parts.append(_delimited(_OPSET, _delimited(1, DOMAIN.encode()) + _number(2, 1)))
+    parts.append(delimited(_OPSET, delimited(1, DOMAIN.encode()) + number(2, 1)))
     return b"".join(parts), replaced
 
 
-def _edited_graph(graph: bytes, threads: int, replaced: Counter[str]) -> bytes:
-    items = list(_fields(graph))
-    types = dict(_type_of(item) for item in items if item.number in (_INITIALIZER, _PORT))
-    parts = []
-    for item in items:
-        node = _replaced(_bytes(item), types, threads, replaced) if item.number == _NODE else None
-        parts.append(item.raw if node is None else _delimited(_NODE, node))
-    return b"".join(parts)
+def _never(*_arguments: object) -> bool:
+    return False
 
 
-def _replaced(node: bytes, types: Mapping[str, int], threads: int, replaced: Counter[str]) -> bytes | None:
-    """The node as ours; None for one that stays."""
-    items = list(_fields(node))
-    operator = next((_bytes(item) for item in items if item.number == _OP_TYPE), b"")
-    if operator not in _OURS:
-        return None
-    name, fits = _OURS[operator]
-    inputs = [_bytes(item).decode() for item in items if item.number == _INPUT]
-    attributes = dict(_attribute(_bytes(item)) for item in items if item.number == _ATTRIBUTE)
-    if not fits(_Node(inputs, attributes, types)):
-        return None
-    replaced[name] += 1
-    kept = [item.raw for item in items if item.number not in (_OP_TYPE, _DOMAIN)]
-    kept.append(_delimited(_OP_TYPE, name.encode()) + _delimited(_DOMAIN, DOMAIN.encode()))
-    kept.append(_delimited(_ATTRIBUTE, _delimited(1, b"pieces") + _number(3, threads) + _number(20, 2)))
-    return b"".join(kept)
+def _is_product(graph: _Graph, node: _Node) -> bool:
+    """4 bits, activations in 8 bits (accuracy level 4), scales in float32, no g_idx (input 4)."""
+    is_right = node.attributes.get("bits") == 4 and node.attributes.get("accuracy_level") == 4
+    return is_right and graph.is_float(node, 2) and not node.has(4)
 
 
-def _type_of(item: _Field) -> tuple[str, int]:
+def _replace_product(graph: _Graph, node: _Node, threads: int) -> None:
+    for take in (_take_gate, _take_norm):
+        if take(graph, node, threads):
+            return
+    graph.edits[node.at] = node.written(PRODUCT, node.inputs, node.outputs, pieces=threads, mode=_PLAIN)
+
+
+def _take_gate(graph: _Graph, node: _Node, threads: int) -> bool:
+    """Split, QuickGelu with alpha 1 (SiLU) and Mul before a product, where nothing else uses them."""
+    k = node.attributes.get("K")
+    product = graph.only_maker(node.inputs[0], "Mul")
+    silu = graph.only_maker(product.inputs[0], "QuickGelu") if product else None
+    split = graph.only_maker(silu.inputs[0], "Split") if silu else None
+    if product is None or silu is None or split is None or not isinstance(k, int) or k % LANES:
+        return False
+    is_halved = split.attributes.get("axis") == -1 and split.has(1) and graph.numbers(split.inputs[1]) == (k, k)
+    is_gate = split.outputs == [silu.inputs[0], product.inputs[1]] and graph.uses[product.inputs[1]] == 1
+    if not is_halved or not is_gate or silu.attributes.get("alpha") != 1.0:
+        return False
+    graph.edits.update({dropped.at: b"" for dropped in (split, silu, product)})
+    inputs = [split.inputs[0], *node.inputs[1:]]
+    graph.edits[node.at] = node.written(PRODUCT, inputs, node.outputs, pieces=threads, mode=_GATED)
+    return True
+
+
+def _take_norm(graph: _Graph, node: _Node, threads: int) -> bool:
+    """An RMS norm before a product, with the sum before it. The product takes the norm's place: others use the sum."""
+    k = node.attributes.get("K")
+    norm = graph.only_maker(node.inputs[0], "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")
+    if norm is None or not isinstance(k, int) or k % LANES:
+        return False
+    has_skip = norm.operator.startswith("Skip")
+    n_inputs = 3 if has_skip else 2
+    has_sum = len(norm.outputs) == (4 if has_skip else 1) and norm.outputs[-1] != ""
+    is_plain = (
+        has_sum and len(norm.inputs) == n_inputs and graph.is_float(norm, n_inputs - 1) and not any(norm.outputs[1:3])
+    )
+    if not is_plain or norm.attributes.get("axis", -1) != -1 or not isinstance(norm.attributes.get("epsilon"), float):
+        return False
+    inputs = [norm.inputs[0], *node.inputs[1:]]
+    inputs += [""] * (_SKIP - len(inputs)) + [norm.inputs[1] if has_skip else "", norm.inputs[-1]]
+    outputs = [*node.outputs, *norm.outputs[3:]]
+    epsilon = [item for item in norm.kept if b"epsilon" in item]
+    written = _Node(norm.at, "", [], [], {}, node.kept + epsilon)
+    graph.edits[node.at] = b""
+    graph.edits[norm.at] = written.written(PRODUCT, inputs, outputs, pieces=threads, mode=_NORM)
+    return True
+
+
+def _is_attention(graph: _Graph, node: _Node) -> bool:
+    """Causal over a float32 cache, halves rotated if at all; none of the operator's other modes or inputs."""
+    off = {"local_window_size": -1, "rotary_interleaved": 0, "softcap": 0, "smooth_softmax": 0}
+    plain = {"num_heads", "kv_num_heads", "scale", "do_rotary"}
+    is_known = all(off.get(key) == value for key, value in node.attributes.items() if key not in plain)
+    has_heads = {"num_heads", "kv_num_heads"} <= set(node.attributes)
+    return is_known and has_heads and graph.is_float(node, 3) and not any(map(node.has, range(11, 20)))
+
+
+def _replace_attention(graph: _Graph, node: _Node, threads: int) -> None:
+    graph.edits[node.at] = node.written(ATTENTION, node.inputs, node.outputs, pieces=threads)
+
+
+_OURS: dict[str, tuple[str, Callable[[_Graph, _Node], bool], Callable[[_Graph, _Node, int], object]]] = {
+    "MatMulNBits": (PRODUCT, _is_product, _replace_product),
+    "GroupQueryAttention": (ATTENTION, _is_attention, _replace_attention),
+}
+
+
+def _port_name(item: Field, key: int = 1) -> str:
+    """The name of a graph's input or output (key 1) or initializer (key 8)."""
+    return next((inner.bytes.decode() for inner in fields_of(item.bytes) if inner.number == key), "")
+
+
+def _type_of(item: Field) -> tuple[str, int]:
     """(name, data type) of an initializer or of a graph's input; 0 for what is no tensor."""
-    fields = {inner.number: inner for inner in _fields(_bytes(item))}
+    fields = {inner.number: inner for inner in fields_of(item.bytes)}
     if item.number == _INITIALIZER:
-        name, kind = fields.get(8), fields.get(2)
-        return _bytes(name).decode() if name else "", kind.value if kind and isinstance(kind.value, int) else 0
+        kind = fields.get(2)
+        return _port_name(item, 8), kind.value if kind and isinstance(kind.value, int) else 0
     found = fields.get(2)  # TypeProto, then its tensor, then the tensor's element type
     for _level in range(2):
-        found = next((inner for inner in _fields(_bytes(found)) if inner.number == 1), None) if found else None
-    return _bytes(fields[1]).decode(), found.value if found and isinstance(found.value, int) else 0
-
-
-def _bytes(item: _Field) -> bytes:
-    if not isinstance(item.value, bytes):
-        raise ValueError("a number where a message or text is expected")
-    return item.value
+        found = next((inner for inner in fields_of(found.bytes) if inner.number == 1), None) if found else None
+    return _port_name(item), found.value if found and isinstance(found.value, int) else 0
 
 
 def _attribute(payload: bytes) -> tuple[str, int | float | None]:
     """(name, value) of an attribute; None for one that is neither a whole number nor a float."""
-    fields = {item.number: item.value for item in _fields(payload)}
+    fields = {item.number: item.value for item in fields_of(payload)}
     name, number, real = fields.get(1), fields.get(3), fields.get(2)
     text = name.decode() if isinstance(name, bytes) else ""
     if fields.get(20) == 1 and isinstance(real, bytes):
@@ -169,57 +247,3 @@ def _attribute(payload: bytes) -> tuple[str, int | float | None]:
     if fields.get(20) == 2 and isinstance(number, int):
         return text, number - (1 << 64) if number >> 63 else number
     return text, None
-
-
-def _fields(data: bytes) -> Iterator[_Field]:
-    position, end = 0, len(data)
-    while position < end:
-        start = position
-        tag, position = _varint(data, position)
-        value: int | bytes
-        wire = tag & 7
-        if wire == 0:
-            value, position = _varint(data, position)
-        elif wire == 2:
-            length, position = _varint(data, position)
-            value = data[position : position + length]
-            position += length
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            value = data[position : position + size]
-            position += size
-        else:
-            raise ValueError(f"wire type {wire}")
-        if position > end:
-            raise ValueError("a field runs past its end")
-        yield _Field(tag >> 3, value, data[start:position])
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
-
-
-def _encoded(number: int) -> bytes:
-    parts = bytearray()
-    while number >= 128:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
-def _delimited(number: int, payload: bytes) -> bytes:
-    return _encoded(number << 3 | 2) + _encoded(len(payload)) + payload
-
-
-def _number(number: int, value: int) -> bytes:
-    return _encoded(number << 3) + _encoded(value)
