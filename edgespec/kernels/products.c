@@ -338,7 +338,7 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     return NULL;
 }
 
-/* An input's data, NULL where it is not there, and its shape. */
+/* An input's data and shape; rank 0: it is not there (data is NULL for no rows, too). */
 static Status read(const Product *p, void *context, size_t index, const float **data, int64_t *dims, size_t *rank)
 {
     const void *value = NULL;
@@ -368,14 +368,14 @@ static Status open_job(const Product *p, void *context, Job *job)
     int64_t dims[MOST_DIMS], others[MOST_DIMS];
     size_t rank, other_rank;
     TRY(read(p, context, A, &job->x, dims, &rank));
-    int is_right = job->x && dims[rank - 1] == (p->mode == GATED ? 2 * p->k : p->k);
+    int is_right = rank && dims[rank - 1] == (p->mode == GATED ? 2 * p->k : p->k);
     job->rows = 1;
     for (size_t i = 0; i + 1 < rank; i++) job->rows *= dims[i];
     if (p->mode == NORM) {
         TRY(read(p, context, GAMMA, &job->gamma, others, &other_rank));
-        is_right = is_right && job->gamma && other_rank == 1 && others[0] == p->k;
+        is_right = is_right && other_rank == 1 && others[0] == p->k;
         TRY(read(p, context, SKIP, &job->skip, others, &other_rank));
-        if (job->skip) {
+        if (other_rank) {
             is_right = is_right && other_rank == rank && !memcmp(dims, others, rank * sizeof *dims);
             if (is_right) TRY(write(p, context, SUM, dims, rank, &job->sum));
         }

@@ -385,5 +385,7 @@ def test_they_compute_the_same_with_and_without(exported: Path, threads: int) ->
     for tap in ("layer.0", "final"):
         theirs, ours = found["theirs"][1][tap], found["ours"][1][tap]
         assert np.abs(ours - theirs).mean() < 0.05 * theirs.std()
+    session.keep(0)
+    assert session.forward(tokens[:5], logits_rows=()).logits.shape[0] == 0, "a head over no rows"
     halves = load_model(exported, threads=threads, split=True, device_options=NATIVE).open_session()
     assert np.array_equal(halves.forward(tokens).logits, found["ours"][0]), "an early exit drafts on the same bits"
