@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("untimed", deadline=None)  # how long an example takes says something of the machine alone
+settings.load_profile("untimed")
 REAL_MODEL = "smollm2-135m"
 
 

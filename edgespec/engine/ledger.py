@@ -3,7 +3,8 @@
 Two balances, in plain steps (time) and in rows and draft runs (counts). A round may draft only what both can pay if
 nothing at all is accepted, so a draft that never agrees loses at most the opening balances and the trickle: over the
 first 200 tokens 8 + 2 rows and runs (5 %) and 2 + 2 plain steps (2 %), after that 1 % of the tokens. Gains refill the
-balances up to a ceiling, so that after any success the loss of what follows is bounded again: MOST_STEPS + 1 %.
+balances up to a ceiling, so that after any success the loss of what follows is bounded again: MOST_STEPS + 1 % and
+MOST_COUNT + 1 %.
 Knows no source and no clock.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 __all__ = ["Ledger"]
 
 OPEN_STEPS, MOST_STEPS = 2.0, 4.0
-OPEN_COUNT, MOST_COUNT = 8.0, 32.0
+OPEN_COUNT, MOST_COUNT = 8.0, 64.0
 LEAST_COUNT = 4.0  # of one round, where the balance has as much
 TRICKLE = 0.01  # of both, with every emitted token
 
@@ -50,8 +51,8 @@ class Ledger:
         self.count = max(self.count, min(self.count + trickle, OPEN_COUNT))
         self.steps = min(self.steps + gained_steps, MOST_STEPS)
         self.count -= count
-        if gained_steps > 0:  # a round that paid for itself pays for its rows as well, and for as much again
-            self.count = min(max(self.count, 0.0) + 2 * count + OPEN_COUNT * gained_steps, MOST_COUNT)
+        if gained_steps > 0:  # what has just paid is not useless: from here on time is the tighter bound
+            self.count = MOST_COUNT
 
     def to_dict(self) -> dict[str, float]:
         return {
