@@ -196,6 +196,8 @@ def test_a_model_agrees_with_itself_on_every_token(pair: str) -> None:
 def test_the_bundle_in_the_cache_has_the_acceptance_that_was_asked_for(pair: str) -> None:
     """Measured again on the bundle that is used, with its taps and exit, not on the one that calibration wrote."""
     made = targets.widen(options(pair, acceptance=0.5, tolerance=0.06), nothing, nothing)
+    same = targets.widen(options(pair, noise=made["noise"], measure=True), nothing, nothing)
+    assert same["acceptance"]["measured"] == made["acceptance"]["measured"]
     bundle, draft = pairs.resolve("tiny-llama-x2"), pairs.resolve(pair)
     again = agreement(bundle, draft, task_prompts(draft, 4), 60, 1)
     assert abs(again.acceptance - 0.5) <= 0.06

@@ -156,8 +156,12 @@ def test_the_phone_is_simulated_and_says_so() -> None:
     # 3.689 expected tokens a round over 1 + 5 x 25 / 333.3 target steps
     assert half_b["tok_s"] == pytest.approx(3 * 3.68928 / (1 + 5 * 0.075), abs=0.01)
     assert all(row["best_tok_s"] >= row["tok_s"] for row in rows)
+    row = {"draft": "model", "v1_ms": 20.0, "verify_ms": {"2": 18.0, "4": 30.0, "9": 60.0}}
+    halves = {"draft": "early-exit", "v1_ms": 20.0, "verify_ms": {"2": 200.0}}
+    assert command._shape([row, halves]) == {1: 1.0, 2: 1.0, 4: 1.5, 9: 3.0}
+    assert command._shape([halves]) is None
     dear = phone_rows({1: 10.0, 9: 90.0})
-    assert all(row["tok_s"] < 3 for row in dear if row["verifying"].startswith("as this"))
+    assert all(row["tok_s"] < 3 for row in dear if row["verifying"].startswith("shaped"))
     text = phone_table(rows)
     assert "SIMULATED" in text
     assert "no phone measured" in text

@@ -68,6 +68,7 @@ def article_cases(model: str) -> list[Case]:
         Case("shared", "shared cache: early exit, k = 5", "early-exit", None, 5, widened="early-exit",
              quoted="0.5B shared cache k=5"),
         Case("medusa", "Medusa, 3 heads", "medusa", None, 3, widened="medusa", quoted="Medusa 3 heads"),
+        Case("best", f"best here: draft {small}, k = 3, p-min 0.5", "model", small, 3, 0.5),
     ]  # fmt: skip
 
 

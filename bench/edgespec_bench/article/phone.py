@@ -42,13 +42,13 @@ PHONES = (
 
 
 def phone_rows(shape_ms: Mapping[int, float] | None = None) -> list[dict[str, Any]]:
-    """A row for each phone, schedule and cost of verifying. shape_ms: milliseconds of a target here by rows, from 1;
-    None for the kernel's."""
+    """A row for each phone, schedule and cost of verifying. shape_ms: a target's times here by rows, from 1; None for
+    onnxruntime's kernel."""
     shape = dict(enumerate(_MEASURED_SHAPE, 1)) if shape_ms is None else dict(shape_ms)
     plain_s = 1 / PLAIN_TOK_S
     verifying = {
         "free, as on an NPU or a GPU": {1: plain_s, _MOST_ROWS: plain_s},
-        "as this CPU's int4 kernel": {rows: plain_s * ms / shape[1] for rows, ms in shape.items()},
+        "shaped as on this CPU": {rows: plain_s * ms / shape[1] for rows, ms in shape.items()},
     }
     rows = []
     for phone in PHONES:

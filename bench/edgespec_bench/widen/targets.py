@@ -36,7 +36,8 @@ HIGHEST = 0.45
 
 @dataclass(frozen=True)
 class WidenOptions:
-    """factor: 2 or 3. acceptance, tolerance: of `model` as a draft. noise: its size, None to look for it.
+    """factor: 2 or 3. acceptance, tolerance: of `model` as a draft. noise: its size, None to look for it;
+    measure: its acceptance all the same.
 
     n_prompts, n_tokens: calibration tasks, new tokens of each.
     """
@@ -46,6 +47,7 @@ class WidenOptions:
     acceptance: float = 0.70
     tolerance: float = 0.015
     noise: float | None = None
+    measure: bool = False
     seed: int = 0
     n_prompts: int = 24
     n_tokens: int = 64
@@ -75,17 +77,16 @@ def widen(options: WidenOptions, say: Say, report: Report) -> dict[str, Any]:
     _check(original, options.model)
     draft = ensure(options.model, report)
     name = wide_name(options.model, options.factor)
-    if options.noise is None:
-        size, found = _calibrated(original, draft, options, say, report)
-    else:
-        size, found = options.noise, None
+    size, found = _calibrated(original, draft, options, say, report)
     label = _label(options, size, found)
     source = WidenedSource(original, options.factor, Noise(size, options.seed), label)
     weights = cache_dir() / "synthetic" / name
     _replace_folder(source, weights, report)
-    write_manifest(name, f"SYNTHETIC, for measuring speed: {label['what']}", "No text of it means anything.", weights,
-                   export_settings(options.model))  # fmt: skip
-    return {**label, "name": name, "bundle": str(resolve(name, progress=report)), "n_parameters": _count(source)}
+    description = f"SYNTHETIC, for measuring speed: {label['what']}"
+    notes = "Made, not trained: judge speed by it, not its words."
+    write_manifest(name, description, notes, weights, export_settings(options.model))
+    bundle = resolve(name, progress=report)
+    return {**label, "name": name, "bundle": str(bundle), "n_parameters": _count(source)}
 
 
 def _check(original: WeightSource, model: str) -> None:
@@ -96,7 +97,10 @@ def _check(original: WeightSource, model: str) -> None:
 
 def _calibrated(
     original: WeightSource, draft: Path, options: WidenOptions, say: Say, report: Report
-) -> tuple[float, Agreement]:
+) -> tuple[float, Agreement | None]:
+    """The size of the noise, and the acceptance that was measured with it."""
+    if options.noise is not None and not options.measure:
+        return options.noise, None
     prompts = task_prompts(draft, options.n_prompts)
     say(f"calibrating on {len(prompts)} tasks of {prompts.shape[1]} tokens, {options.n_tokens} new tokens each")
 
@@ -106,6 +110,8 @@ def _calibrated(
             bundle = export_model(source, Path(folder) / "bundle", _alone(options.model), report)
             return agreement(bundle, draft, prompts, options.n_tokens, options.threads)
 
+    if options.noise is not None:
+        return options.noise, measure(options.noise)
     found = calibrate(measure, options.acceptance, options.tolerance, 0.0, HIGHEST * math.sqrt(options.factor), say)
     return found.size, found.agreement
 
