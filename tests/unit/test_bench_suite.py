@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 from edgespec_bench.__main__ import main
 from edgespec_bench.prompts import Prompt
+from edgespec_bench.report.figures import Figures
+from edgespec_bench.report.targets import judge
 from edgespec_bench.sides import edgespec_side, find_side
 from edgespec_bench.suite import commands, runner, turns
 from edgespec_bench.suite.parts import QUICK, Cell, Part
@@ -243,3 +245,19 @@ def test_bad_input_of_the_command_is_one_line(tiny: Path, monkeypatch: pytest.Mo
     result = bench("tiny")
     assert result.exit_code != 0
     assert "comes in the same wheel" in result.stderr
+
+
+def test_the_scaled_target_is_drafted_for_by_the_model_it_was_made_from(tiny: Path, tmp_path: Path) -> None:
+    """Here the target is the draft itself, so that everything has to be accepted."""
+    size = dataclasses.replace(TINY, scaled_keys=("k2", "ngram-model-p"), cost_repeats=1)
+    options = RunOptions(size, model="tiny", scaled="tiny", threads=1, parts=("scaled",))
+    rows = run_suite(options, tmp_path, quiet)
+    assert [row["reason"] for row in rows if row["row"] == "skip"] == []
+    assert {row["side"] for row in rows if row["row"] == "side"} == {
+        "edgespec/plain", "edgespec/k2", "edgespec/ngram-model-p",
+    }  # fmt: skip
+    figures = Figures(rows)
+    assert figures.acceptance("scaled", "edgespec/k2", ["chat"], "t0") == [1.0, 1.0]
+    (scaled,) = [one for one in judge(figures) if one.target.key == "scaled"]
+    assert scaled.measured.value is not None
+    assert "accepted at the first position 1.00" in scaled.measured.how
