@@ -172,14 +172,18 @@ static int64_t scratch_size(const Job *job)
     return job->dim + (job->past + job->n_rows + LANES - 1) / LANES * LANES;
 }
 
-/* Later rows see more, so a piece takes every pieces-th row and head, not a run of them. */
+/* A piece is a run of queries in the order of the keys that they need, so that a thread reads its keys once for all heads
+ * and rows that share them: with every other head to a thread, a row on 1,000 tokens took 1.6 times as long. */
 static void run_piece(void *work, size_t piece)
 {
     const Job *job = work;
-    const int64_t n_heads = job->op->n_heads, n = job->n_batch * job->n_rows * n_heads;
-    float *scratch = job->scratch + scratch_size(job) * (int64_t)piece;
-    for (int64_t i = (int64_t)piece; i < n; i += job->op->pieces)
-        attend(job, i / n_heads / job->n_rows, i / n_heads % job->n_rows, i % n_heads, scratch);
+    const int64_t n_kv = job->op->n_kv, group = job->op->n_heads / n_kv, rows = job->n_rows;
+    const int64_t n = job->n_batch * n_kv * rows * group, i = (int64_t)piece, of = job->op->pieces;
+    float *scratch = job->scratch + scratch_size(job) * i;
+    for (int64_t at = n * i / of; at < n * (i + 1) / of; at++) {
+        const int64_t row = at / group % rows, kv = at / group / rows % n_kv, batch = at / group / rows / n_kv;
+        attend(job, batch, row, kv * group + at % group, scratch);
+    }
 }
 
 /* ---- the operator ---- */
