@@ -27,20 +27,21 @@ def article_table(cases: Sequence[Case], rows: Sequence[Row]) -> str:
     plain = next(iter(found.values()), None)
     for case in cases:
         lines.append(f"| {case.label} | {_quoted(case)} | {_here(case, found.get(case.key), plain)} |")
+    if plain is not None:
+        options = ", ".join(plain["device_options"]) or "onnxruntime's kernels"
+        lines += ["", f"Here: {plain['n_prompts']} prompts ({plain['kind']}) x {plain['n_tokens']} tokens, {options}."]
     lines += ["", "The A100's figures are quoted from the tutorial; it is another machine with another model."]
     return "\n".join(lines) + "\n"
 
 
 def _heading(rows: Sequence[Row]) -> list[str]:
+    """What all rows share, from the first."""
     if not rows:
         return ["Nothing was measured."]
     row = rows[0]
-    options = ", ".join(row["device_options"])
     return [
-        f"Target: {row['target']}, SYNTHETIC ({row['synthetic']}). {row['machine']['cpu']}, {row['threads']} threads"
-        f"{', ' + options if options else ''}, "
-        f"T = {row['temperature']:g}, {row['n_prompts']} prompts ({row['kind']}) x {row['n_tokens']} tokens, commit "
-        f"{row['commit']}.",
+        f"Target: {row['target']}, SYNTHETIC ({row['synthetic']}). {row['machine']['cpu']}, {row['threads']} threads, "
+        f"T = {row['temperature']:g}, commit {row['commit']}.",
         "",
     ]
 
@@ -67,13 +68,15 @@ def scaled_table(rows: Sequence[Row]) -> str:
     """Every way to use the draft, best first."""
     lines = [
         *_heading(rows),
-        "| draft | prompts | tok/s | plain | speed-up (quartiles) | predicted | tokens a round | accepted a position |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| draft | options | prompts | tok/s | plain | speed-up (quartiles) | predicted | tokens a round "
+        "| accepted a position |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in sorted(rows, key=lambda row: -row["speedup"]["median"]):
         speed, accepted = row["speedup"], row["acceptance_a_position"]
         lines.append(
-            f"| {row['label']} | {row['kind']} | {row['tok_s']['median']} | {row['plain_tok_s']['median']} | "
+            f"| {row['label']} | {', '.join(row['device_options']) or '-'} | {row['n_prompts']} {row['kind']} x "
+            f"{row['n_tokens']} | {row['tok_s']['median']} | {row['plain_tok_s']['median']} | "
             f"{speed['median']:.2f}x ({speed['quartile1']:.2f} to {speed['quartile3']:.2f}) | "
             f"{_number(row['predicted_speedup'])}x | {row['mean_acceptance_length']:.2f} | {_number(accepted)} |"
         )
