@@ -119,10 +119,10 @@ raise SystemExit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2
 """
 
 
-def _gguf_q4_0(shop: Workshop, out: Path, *, draft: bool = False) -> None:
-    """Q4_0 by llama.cpp's own quantizer, which leaves the embedding (and head) in 8 bits; a draft's gets 4 as well."""
+def _gguf_q4_0(shop: Workshop, out: Path, *, draft: bool = False, pure: bool = True) -> None:
+    """Q4_0 by llama.cpp's own quantizer; pure: embedding and head too, which it would leave at 8 bits."""
     floats = _gguf_floats(shop, draft)
-    how = "pure" if draft else "mixed"
+    how = "pure" if pure else "mixed"
     run([str(shop.python), "-c", _QUANTIZE, str(floats), str(out / "model.gguf"), how], "llama.cpp's quantizer")
 
 
@@ -196,7 +196,8 @@ def _openvino_from_gguf(shop: Workshop, folder: Path) -> None:
 
 GENAI_PARTS = {"int4": _genai_int4, "draft": _genai_draft}
 LLAMACPP_PARTS: dict[str, Build] = {
-    "q4_0": _gguf_q4_0,
+    "q4_0-pure": _gguf_q4_0,
+    "q4_0": partial(_gguf_q4_0, pure=False),
     "as-is": _gguf_as_is,
     "draft-q4_0": partial(_gguf_q4_0, draft=True),
     "program": _llamacpp_program,

@@ -42,34 +42,47 @@ _OWN = (
 )
 
 _llamacpp = partial(Side, "llama.cpp", peer=LLAMACPP, child="program/llamacpp_child")
-_Q4_0 = {"part": "q4_0"}
+_PURE = {"part": "q4_0-pure"}
 _LLAMACPP = (
     _llamacpp(
         "plain",
         "plain",
-        _Q4_0,
-        "llama.cpp without Python, Q4_0 by its own quantizer, which leaves the embedding (and head) in Q8_0",
+        _PURE,
+        "llama.cpp without Python; Q4_0 by its own quantizer, embedding and head too: its fastest file",
+        parts=("q4_0-pure", "program"),
+    ),
+    _llamacpp(
+        "plain-q4_0",
+        "plain",
+        {"part": "q4_0"},
+        "as llama-quantize makes it by default: embedding and head in Q8_0",
         parts=("q4_0", "program"),
     ),
-    _llamacpp("plain-as-is", "plain", {"part": "as-is"}, "the pair's own file (Q4_1)", parts=("as-is", "program")),
+    _llamacpp(
+        "plain-as-is",
+        "plain",
+        {"part": "as-is"},
+        "the pair's own file (Q4_1), the very weights that all the others approximate: slower, and closest to them",
+        parts=("as-is", "program"),
+    ),
     _llamacpp(
         "ngram",
         "speculative",
-        {**_Q4_0, "types": ["ngram-simple"], "size_n": 3, "size_m": 4},
+        {**_PURE, "types": ["ngram-simple"], "size_n": 3, "size_m": 4},
         "its n-gram speculation; its defaults of 12 and 48 tokens never draft in texts this short",
-        parts=("q4_0", "program"),
+        parts=("q4_0-pure", "program"),
     ),
     _llamacpp(
         "draft",
         "speculative",
-        {**_Q4_0, "types": ["draft-simple"], "draft": "draft-q4_0", "n_max": 2, "p_min": 0.6},
+        {**_PURE, "types": ["draft-simple"], "draft": "draft-q4_0", "n_max": 2, "p_min": 0.6},
         "its draft-model speculation with our TinyDraft in Q4_0; slower than plain at every length tried",
-        parts=("q4_0", "draft-q4_0", "program"),
+        parts=("q4_0-pure", "draft-q4_0", "program"),
     ),
 )
 
-_binding = partial(Side, "llama-cpp-python", peer=LLAMACPP, child="llamacpp_python_child.py", parts=("q4_0",))
-_FLASH = {**_Q4_0, "llama": {"flash_attn": True}}
+_binding = partial(Side, "llama-cpp-python", peer=LLAMACPP, child="llamacpp_python_child.py", parts=("q4_0-pure",))
+_FLASH = {**_PURE, "llama": {"flash_attn": True}}
 _BINDING = (
     _binding("plain", "plain", _FLASH, "the Python binding of llama.cpp, its own generate loop, the same file"),
     _binding(
@@ -86,43 +99,45 @@ _GENAI = (
     _genai(
         "ngram",
         "speculative",
-        {"part": "int4", "speculative": {"ngram_size": 3, "max_draft_tokens": 3}},
-        "its n-gram speculation",
+        {"part": "int4", "speculative": {"ngram_size": 3, "max_draft_tokens": 4, "cooldown": True}},
+        "its n-gram speculation; its adaptive length and chained lookup are no faster",
         parts=("int4",),
     ),
     _genai(
         "draft",
         "speculative",
-        {"part": "draft", "speculative": {"max_draft_tokens": 1}},
-        "its draft-model speculation with our TinyDraft in its builder's int4",
+        {"part": "draft", "speculative": {"max_draft_tokens": 2}},
+        "its draft-model speculation with our TinyDraft in its builder's int4; slower than plain at every length tried",
         parts=("int4", "draft"),
     ),
 )
 
 _openvino = partial(Side, "openvino-genai", peer=OPENVINO, child="openvino_child.py")
-_GROUPS = {"part": "int4", "properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 64}}
+_READ = {"part": "as-is", "properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 32}}
 _OPENVINO = (
     _openvino(
+        "plain", "plain", _READ, "its reader's form of the pair's GGUF (Q4_1, zero points rounded)", parts=("as-is",)
+    ),
+    _openvino(
+        "plain-int4",
         "plain",
-        "plain",
-        _GROUPS,
-        "int4 in groups of 64 by NNCF, embedding and head too; activations quantized in the same groups",
+        {"part": "int4", "properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 64}},
+        "int4 in groups of 64 by NNCF, embedding and head too: faster, but its text suffers on so small a model",
         parts=("int4",),
     ),
-    _openvino("plain-as-is", "plain", {"part": "as-is"}, "its reader's form of the pair's GGUF", parts=("as-is",)),
     _openvino(
         "prompt-lookup",
         "speculative",
-        {**_GROUPS, "prompt_lookup": True, "generation": {"num_assistant_tokens": 2, "max_ngram_size": 2}},
+        {**_READ, "prompt_lookup": True, "generation": {"num_assistant_tokens": 2, "max_ngram_size": 2}},
         "its prompt lookup",
-        parts=("int4",),
+        parts=("as-is",),
     ),
     _openvino(
         "draft",
         "speculative",
-        {**_GROUPS, "draft": "draft", "generation": {"num_assistant_tokens": 1}},
-        "its draft-model speculation with our TinyDraft in the same int4",
-        parts=("int4", "draft"),
+        {**_READ, "draft": "draft", "generation": {"num_assistant_tokens": 1}},
+        "its draft-model speculation with our TinyDraft in int4 by NNCF",
+        parts=("as-is", "int4", "draft"),
     ),
 )
 

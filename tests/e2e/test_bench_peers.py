@@ -23,6 +23,8 @@ N_TOKENS = 24
 ENGINES = tuple(dict.fromkeys(side.engine for side in list_sides()))
 LOSSLESS = ("edgespec", "llama.cpp", "onnxruntime-genai", "transformers")
 """Engines whose speculation wrote plain decoding's text on this prompt; on others the rows of a call differ more."""
+SAME_WEIGHTS = {"llama.cpp/plain-as-is": 0.05, "transformers/plain": 1e-3}
+"""Sides that run the reference's own weights -> KLD that other arithmetic explains; 4 bits made anew have up to 0.6."""
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
 
@@ -57,7 +59,7 @@ def test_each_side_gives_as_many_tokens_as_asked_for(running: dict[str, SideProc
         assert answer["cpu_s"] <= 1.3 * answer["seconds"] + 0.05, f"{side.name} uses more than the one thread"
         assert answer["peak_rss_mb"] > 50
         if side.side.what == "speculative":
-            assert answer["accepted"] >= 0
+            assert answer["accepted"] >= 0, side.name
             assert answer["rounds"] + answer["accepted"] >= N_TOKENS - answer["first_tokens"]
             assert answer["drafted"] is None or answer["drafted"] >= answer["accepted"]
 
@@ -105,7 +107,7 @@ def test_each_engine_sees_the_ids_and_has_the_weights(
         side.ask(do="logits", prompt=prompt, continuation=passage.continuation, path=str(tmp_path / "l.npy"))
         logits = np.load(tmp_path / "l.npy")
         assert logits.shape == passage.reference.shape
-        assert kl_divergence(passage.reference, logits).mean() < 0.5, side.name
+        assert kl_divergence(passage.reference, logits).mean() < SAME_WEIGHTS.get(side.name, 1.0), side.name
         assert decode(side, prompt)["tokens"][0] == logits[0].argmax(), side.name
 
 

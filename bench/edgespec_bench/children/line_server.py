@@ -31,12 +31,13 @@ class Engine(Protocol):
 
 
 class Recorder:
-    """When tokens came. `add` is called once for each time that the engine hands over one or several."""
+    """When tokens came, and in how many arrivals: `add` is called each time that the engine hands over some."""
 
     def __init__(self, n_tokens: int) -> None:
         self.n_tokens = n_tokens
         self.tokens: list[int] = []
         self.first_tokens = 0
+        self.arrivals = 0
         self._started = time.perf_counter()
         self._first = self._last = 0.0
         self._first_cpu = self._last_cpu = 0.0
@@ -51,6 +52,7 @@ class Recorder:
         if new and not self.tokens:
             self._first, self._first_cpu, self.first_tokens = now, time.process_time(), len(new)
         self.tokens += new
+        self.arrivals += 1
         self._last = now
         if self.is_full:
             self._last_cpu = time.process_time()
