@@ -102,6 +102,12 @@ def _link(source: str, target: str) -> None:
 def _genai_builder(shop: Workshop, floats: Path, out: Path) -> None:
     command = [str(shop.python), "-m", "onnxruntime_genai.models.builder", "-p", "int4", "-e", "cpu"]
     run([*command, "-i", str(floats), "-o", str(out), "-c", str(shop.work / "cache")], "its model builder")
+    # The builder declares the opening of a chat turn an end of sequence, and every side runs for a fixed number of
+    # tokens: the end of sequence is set to a token that no text contains. (Lists of an overlay do not replace.)
+    path = out / "genai_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["model"]["eos_token_id"] = [config["model"]["vocab_size"] - 1]
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def _gguf_as_is(shop: Workshop, out: Path) -> None:

@@ -1,7 +1,8 @@
 """onnxruntime-genai's end of a measurement.
 
-Threads and the end of sequence are in a model's genai_config.json and are overridden here when it is loaded. Every
-setting has `part` (the folder of its model) and, for speculation, `speculative` (names of `set_speculative_options`).
+Threads are in a model's genai_config.json and are overridden here when it is loaded; its end of sequence was when it was
+built. Every setting has `part` (the folder of its model) and, for speculation, `speculative` (names of
+`set_speculative_options`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,6 @@ from typing import Any
 import numpy as np
 import onnxruntime_genai as og
 from line_server import Recorder, serve
-
-# The builder declares the opening of a chat turn an end of sequence, and every side runs for a fixed number of tokens:
-# the end of sequence is set to a token that no text contains.
-NEVER = 49151
 
 
 class GenAI:
@@ -72,7 +69,7 @@ class GenAI:
 
 def load(folder: Path, threads: int) -> Any:
     config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
-    overlay: dict[str, Any] = {"model": {"eos_token_id": [NEVER]}}
+    overlay: dict[str, Any] = {"model": {}}
     for role in ("decoder", "draft"):
         if role in config["model"]:
             overlay["model"][role] = {"session_options": {"intra_op_num_threads": threads}}
