@@ -20,6 +20,7 @@ from edgespec.text import Tokenizer
 
 MODEL = "smollm2-135m"
 N_TOKENS = 24
+END = 2
 ENGINES = tuple(dict.fromkeys(side.engine for side in list_sides()))
 LOSSLESS = ("edgespec", "llama.cpp", "onnxruntime-genai", "transformers")
 """Engines whose speculation wrote plain decoding's text on this prompt; on others the rows of a call differ more."""
@@ -77,11 +78,14 @@ def test_speculation_writes_what_plain_decoding_writes(running: dict[str, SidePr
             assert decode(side, prompt)["tokens"] == expected, side.name
 
 
-def test_the_end_of_sequence_is_ignored(running: dict[str, SideProcess], prompt: list[int]) -> None:
-    """After a finished turn the model writes an end of sequence or a new turn within some tokens."""
+def test_the_end_of_sequence_is_ignored(running: dict[str, SideProcess], real_gguf: Path) -> None:
+    """onnxruntime-genai used to stop at it in sampled text: a list in its configuration was added to, not replaced."""
+    tokenizer = Tokenizer.load(real_gguf)
+    prompt = tokenizer.encode_chat([{"role": "user", "content": "Hi"}])
     for side in running.values():
-        tokens = side.decode([*prompt, *decode(side, prompt)["tokens"], 2], 40)["tokens"]
-        assert len(tokens) == 40
+        texts = [side.decode(prompt, 48, temperature=t, seed=3)["tokens"] for t in (0.0, 0.8)]
+        assert [len(tokens) for tokens in texts] == [48, 48]
+        assert any(END in tokens[:-1] for tokens in texts), f"{side.name}: neither answer came to its end"
 
 
 def test_sampling_follows_its_seed(running: dict[str, SideProcess], prompt: list[int]) -> None:

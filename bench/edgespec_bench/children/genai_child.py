@@ -1,7 +1,7 @@
 """onnxruntime-genai's end of a measurement.
 
-Threads are in a model's genai_config.json and are overridden here when it is loaded; its end of sequence was when it was
-built. Every setting has `part` (the folder of its model) and, for speculation, `speculative` (names of
+Threads are in a model's genai_config.json and are overridden here when it is loaded; its end of sequence was when it
+was built. Every setting has `part` (the folder of its model) and, for speculation, `speculative` (names of
 `set_speculative_options`).
 """
 
