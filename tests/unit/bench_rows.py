@@ -44,7 +44,14 @@ def run(name: str, tok_s: float, kind: str = "chat", prompt: str = "p1", turn: i
 
 
 PLAIN, NGRAM, PEER, PEER8 = "edgespec/plain", "edgespec/ngram-3", "engine/plain", "engine/plain-8"
-NGRAM_COUNTS = {"rounds": 50, "drafted": 100, "accepted": 50, "by_position": [0.6, 0.4]}
+NGRAM_COUNTS = {
+    "rounds": 50,
+    "drafted": 100,
+    "accepted": 50,
+    "by_position": [0.6, 0.4],
+    "target_s": 0.4,
+    "draft_s": 0.05,
+}
 
 
 def small_run() -> list[Row]:

@@ -153,7 +153,8 @@ def test_what_was_missed_comes_with_its_profile() -> None:
     assert "four further rows cost 4.00 ms more: qkv 4.00" in judged["flat_v5"].measured.bound
     assert "100% of it in matrix products, which compute 99 GOPS" in judged["flat_v5"].measured.bound
     assert "3.00 of 5.00 ms" in judged["bandwidth"].measured.bound
-    assert "2.00 tokens a round" in judged["chat_t0_vs_plain"].measured.bound
+    assert "2.00 tokens a round" in judged["copy_vs_plain"].measured.bound
+    assert "target 8.00, draft 1.00, host 0.40" in judged["copy_vs_plain"].measured.bound
     (table,) = [t for t in all_tables(Figures(small_run()), list(judged.values())) if t.title.startswith("What bounds")]
     missed = [one.target.what for one in judged.values() if one.verdict == "missed"]
     assert [row[0] for row in table.rows] == missed

@@ -76,7 +76,7 @@ class EdgeSpec:
             "drafted": stats.drafted,
             "accepted": stats.accepted,
             "by_position": [round(share, 4) for share in stats.acceptance_by_position()],
-            "host_s": sum(record.host_s for record in stats.records),
+            **{name: sum(getattr(r, name) for r in stats.records) for name in ("host_s", "target_s", "draft_s")},
         }
 
     def logits(self, setting: str, prompt: list[int], continuation: list[int], path: str) -> dict[str, Any]:

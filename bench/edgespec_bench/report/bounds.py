@@ -59,13 +59,14 @@ def round_bound(figures: Figures, part: str, side: str | None, kinds: Sequence[s
         return ""
     length, times = figures.tokens_a_round(part, side, kinds, setting), figures.round_ms(part, side, kinds, setting)
     plain = figures.native(part)
-    step = figures.round_ms(part, plain, kinds, setting) if plain else None
-    if length is None or times is None or step is None or not side.startswith(EDGESPEC):
+    step = figures.round_ms(part, plain, kinds, setting) if plain else {}
+    if length is None or not times or not step or not side.startswith(EDGESPEC):
         return ""
-    whole, host = times
+    whole = times["seconds"]
+    parts = ", ".join(f"{name.removesuffix('_s')} {ms:.2f}" for name, ms in times.items() if name != "seconds")
     text = (
-        f"{side}: {length:.2f} tokens a round of {whole:.2f} ms ({whole / step[0]:.2f} plain steps), of which host "
-        f"{host:.2f}; rounds as cheap as a plain step would give {length:.2f}x of plain"
+        f"{side}: {length:.2f} tokens a round of {whole:.2f} ms ({whole / step['seconds']:.2f} plain steps): {parts}; "
+        f"rounds as cheap as a plain step would give {length:.2f}x of plain"
     )
     shares = figures.acceptance(part, side, kinds, setting)
     if shares:

@@ -174,12 +174,12 @@ class Figures:
         rows = [row for row in self.runs(part, side, kinds, setting) if row.get("rounds")]
         return sum(map(_timed, rows)) / sum(row["rounds"] for row in rows) if rows else None
 
-    def round_ms(
-        self, part: str, side: str, kinds: Iterable[str] | None, setting: str | None
-    ) -> tuple[float, float] | None:
-        """(whole, host) mean milliseconds of a round; host 0 where the engine does not tell."""
+    def round_ms(self, part: str, side: str, kinds: Iterable[str] | None, setting: str | None) -> dict[str, float]:
+        """Mean milliseconds of a round: `seconds` the whole, and host_s, target_s, draft_s as far as the engine tells.
+
+        Empty where it does not count rounds.
+        """
         rows = [row for row in self.runs(part, side, kinds, setting) if row.get("rounds")]
         rounds = sum(row["rounds"] for row in rows)
-        if not rounds:
-            return None
-        return tuple(1e3 * sum(row.get(name, 0.0) for row in rows) / rounds for name in ("seconds", "host_s"))  # type: ignore[return-value]
+        told = [name for name in ("seconds", "target_s", "draft_s", "host_s") if all(name in row for row in rows)]
+        return {name: 1e3 * sum(row[name] for row in rows) / rounds for name in told} if rounds else {}

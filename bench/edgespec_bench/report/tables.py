@@ -122,7 +122,7 @@ def _latency_table(figures: Figures, part: str) -> Table:
     rows = []
     for side in figures.names(part):
         info, runs = figures.sides[part, side], figures.runs(part, side)
-        times = figures.round_ms(part, side, None, None)  # type: ignore[arg-type]
+        times = figures.round_ms(part, side, None, None)
         rows.append(
             (
                 side,
@@ -130,7 +130,7 @@ def _latency_table(figures: Figures, part: str) -> Table:
                 _number(info.get("cold_ttft_s"), 0, 1e3),
                 _median(figures.spread_of(runs, lambda row: row["ttft_s"]), 1e3, 0),
                 _median(figures.spread_of(runs, tpot_s), 1e3, 2),
-                f"{times[1]:.2f}" if times and times[1] else "-",
+                f"{times['host_s']:.2f}" if "host_s" in times else "-",
                 _median(figures.spread_of(runs, per_token("cpu_s")), 1e3, 2),
                 _number(info.get("peak_rss_mb"), 0),
             )

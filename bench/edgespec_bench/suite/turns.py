@@ -23,7 +23,19 @@ __all__ = ["run_part"]
 
 Progress = Callable[..., None]
 Encode = Callable[[list[dict[str, str]]], list[int]]
-_KEPT = ("ttft_s", "first_tokens", "seconds", "cpu_s", "rounds", "drafted", "accepted", "by_position", "host_s")
+_KEPT = (
+    "ttft_s",
+    "first_tokens",
+    "seconds",
+    "cpu_s",
+    "rounds",
+    "drafted",
+    "accepted",
+    "by_position",
+    "host_s",
+    "target_s",
+    "draft_s",
+)
 _MOST_FAILURES = 3
 _REQUEST = ("kind", "setting", "prompt", "turn")
 
