@@ -61,7 +61,7 @@ class Layout:
         return dataclasses.replace(base, **changes, **more)
 
 
-# Those that were not beaten at any row count or KLD (bench/LOG.md, "Layouts").
+# Larger blocks are faster and coarser, 8 bits slower and finer (bench/LOG.md, "Block size, one row" and "Rounding").
 LAYOUTS = (
     *(Layout(4, block, 4, block) for block in (32, 64, 128, 256)),
     Layout(4, 128, 8, 128),
