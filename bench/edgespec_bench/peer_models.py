@@ -187,7 +187,7 @@ def _openvino_int4(shop: Workshop, out: Path, *, draft: bool = False) -> None:
     files = [str(half / "openvino_model.xml"), str(out / "openvino_model.xml")]
     run([str(shop.python), "-c", _COMPRESS, *files], "NNCF")
     # A draft gets its target's tokenizer files: OpenVINO compares the files and not the vocabularies.
-    for path in (shop.made("int4") if draft else half).glob("openvino_*tokenizer.*"):
+    for path in (shop.made("as-is") if draft else half).glob("openvino_*tokenizer.*"):
         shutil.copyfile(path, out / path.name)
 
 

@@ -137,14 +137,16 @@ _OPENVINO = (
         "speculative",
         {**_READ, "draft": "draft", "generation": {"num_assistant_tokens": 1}},
         "its draft-model speculation with our TinyDraft in int4 by NNCF",
-        parts=("as-is", "int4", "draft"),
+        parts=("as-is", "draft"),
     ),
 )
 
 _transformers = partial(Side, "transformers", peer=TRANSFORMERS, child="transformers_child.py")
-_FLOAT = {"part": "float", "dtype": "float32"}
+_FLOAT = {"part": "float", "dtype": "bfloat16"}
 _TRANSFORMERS = (
-    _transformers("plain", "plain", _FLOAT, "float weights: it has no int4 kernels for CPUs", parts=("float",)),
+    _transformers(
+        "plain", "plain", _FLOAT, "bfloat16, faster than float32: it has no int4 kernels for CPUs", parts=("float",)
+    ),
     _transformers(
         "prompt-lookup",
         "speculative",
