@@ -73,12 +73,15 @@ def test_ctrl_c_while_llama_cpp_logs_is_not_lost(gguf: Path, monkeypatch: pytest
                 signal.raise_signal(signal.SIGINT)
             super().append(item)
 
-    before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        patch.setattr(library_module, "_texts", Pressing())
-        with pytest.raises(KeyboardInterrupt):
-            load(gguf)
-    assert signal.getsignal(signal.SIGINT) is before
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(library_module, "_texts", Pressing())
+            with pytest.raises(KeyboardInterrupt):
+                load(gguf)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     load(gguf).close()
 
 

@@ -222,10 +222,11 @@ def test_a_device_that_takes_no_node_is_said_once_counted_and_refused_when_stric
         plain = llm.variant(draft="none").generate([1, 2, 3], params)[0].outputs[0]
     assert output.token_ids == plain.token_ids
     devices = output.stats.to_dict()["devices"]
-    n_nodes = devices["target"]["nodes"]["CPUExecutionProvider"]
+    nodes = devices["target"]["nodes"]
+    assert {"CPUExecutionProvider"} <= {*nodes} <= {"CPUExecutionProvider", "edgespec"}
     assert devices["target"] == {
         "device": "cpu",
-        "nodes": {"CPUExecutionProvider": n_nodes},
+        "nodes": nodes,
         "n_fallen": 0,
         "fallbacks": [],
         "max_rows": None,
