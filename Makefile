@@ -42,7 +42,7 @@ model: venv
 	$(BIN)/edgespec pull $(MODEL)
 
 demo: model
-	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 --draft ngram,eagle --draft-p-min 0.5 "$(PROMPT)"
+	$(BIN)/edgespec run --compare -m $(MODEL) -n 128 --temp 0 "$(PROMPT)"
 
 test: model $(if $(filter-out no,$(LLAMACPP)),llamacpp)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

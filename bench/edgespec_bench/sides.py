@@ -26,17 +26,12 @@ _OWN = (
     edgespec_side("exact-plain", "plain", "plain decoding on rows that agree bit for bit", draft="none", exact=True),
     edgespec_side("ngram-3", "speculative", "n-grams of a fixed length", draft="ngram", num_speculative_tokens=3),
     edgespec_side("ngram-5", "speculative", "longer, where texts are copied", draft="ngram", num_speculative_tokens=5),
-    edgespec_side("eagle-1", "speculative", "the trained draft that ships", draft="eagle", num_speculative_tokens=1),
+    edgespec_side("eagle-2", "speculative", "the trained draft that ships", draft="eagle", num_speculative_tokens=2),
     edgespec_side(
         "ngram,eagle-1", "speculative", "n-grams first, else EAGLE", draft="ngram,eagle", num_speculative_tokens=1
     ),
     edgespec_side(
-        "adaptive",
-        "speculative",
-        "the controller weighs n-grams, EAGLE and plain steps each round",
-        draft="ngram,eagle",
-        controller="adaptive",
-        num_speculative_tokens=4,
+        "ngram,eagle-3", "speculative", "the same, longer chains", draft="ngram,eagle", num_speculative_tokens=3
     ),
     edgespec_side("auto", "speculative", "what the plan chooses for this machine", draft="auto"),
 )

@@ -51,8 +51,8 @@ def own_sides(folder: Path) -> tuple[Side, ...]:
     trained = [kind for kind in candidate_kinds(folder) if kind != "ngram"]
     sides = [find_side(NATIVE), find_side("edgespec/exact-plain"), find_side("edgespec/ngram-3")]
     for kind in trained:
-        sides.append(edgespec_side(f"{kind}-1", "speculative", draft=kind, num_speculative_tokens=1))
-        sides.append(edgespec_side(f"ngram,{kind}-1", "speculative", draft=f"ngram,{kind}", num_speculative_tokens=1))
+        sides.append(edgespec_side(f"{kind}-2", "speculative", draft=kind, num_speculative_tokens=2))
+        sides.append(edgespec_side(f"ngram,{kind}-2", "speculative", draft=f"ngram,{kind}", num_speculative_tokens=2))
     sides.append(edgespec_side("auto", "speculative", "what the plan chooses for this machine", draft="auto"))
     return tuple(sides)
 

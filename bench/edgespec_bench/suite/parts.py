@@ -66,9 +66,9 @@ class Size:
 QUICK = Size(
     name="quick",
     cells=(Cell("chat", "t0"), Cell("chat", "t08"), *(Cell(kind, "t0") for kind in COPYING)),
-    n_prompts=3,
-    n_tokens=64,
-    turns=2,
+    n_prompts=5,
+    n_tokens=96,
+    turns=1,
     slowest=0.35,
     scaled_prompts=3,
     scaled_keys=("k2", "k3", "k5-p0.7", "ngram-model-p"),
