@@ -216,6 +216,17 @@ def test_they_are_the_choice_where_they_can_be_had(bundle: Path, monkeypatch: py
         load_model(half, threads=1, device_options=NATIVE)
 
 
+def test_a_runtime_that_cannot_take_them_runs_its_own(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "products.so").write_bytes(b"no library")
+    monkeypatch.setattr("edgespec.backends.onnx.devices.library", lambda: tmp_path / "products.so")
+    monkeypatch.setattr("edgespec.backends.onnx.providers.obstacle", lambda: None)
+    assert "edgespec" not in load_model(bundle, threads=1).info.placement
+    with pytest.raises(BackendError, match=r"cannot load .*model\.onnx"):
+        load_model(bundle, threads=1, device_options=NATIVE)
+
+
 def test_what_stands_against_them_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.obstacle.cache_clear()
     try:

@@ -100,21 +100,28 @@ def create_runtime(
     """
     ort, located = import_onnxruntime(), locate(device)
     _check_external_data(path)
-    settings = _session_options(device, threads, {**(config or {}), "session.record_ep_graph_assignment_info": "1"})
-    if profile is not None:
-        settings.enable_profiling = True
-        settings.profile_file_prefix = str(profile)
+    entries = {**(config or {}), "session.record_ep_graph_assignment_info": "1"}
     chosen = provider_options(located, threads, options or {})
-    source: str | bytes = str(path)
-    own = None
-    if has_native_kernels(device, options or {}):
-        own = native_graph(path, threads, must=(options or {}).get("kernels") == "native")
-    if own is not None:
-        source = own
-        settings.register_custom_ops_library(str(library()))
-        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    must = (options or {}).get("kernels") == "native"
+    own = native_graph(path, threads, must=must) if has_native_kernels(device, options or {}) else None
+
+    def open_graph(own: bytes | None) -> Any:
+        settings = _session_options(device, threads, entries)
+        if profile is not None:
+            settings.enable_profiling = True
+            settings.profile_file_prefix = str(profile)
+        if own is not None:
+            settings.register_custom_ops_library(str(library()))
+            settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        return _open(ort, str(path) if own is None else own, settings, located, chosen)
+
     try:
-        runtime = _open(ort, source, settings, located, chosen)
+        try:
+            runtime = open_graph(own)
+        except Exception:
+            if own is None or must:
+                raise
+            runtime = open_graph(None)  # a runtime that cannot take our operators; the report counts whose nodes run
     except Exception as error:
         where = "" if device.provider == "cpu" else f" on device {device.name!r}"
         raise BackendError(
