@@ -26,6 +26,7 @@ from edgespec.manifest import Manifest, known_manifests, read_manifest
 from edgespec.options import BUNDLED_DRAFTS
 
 __all__ = [
+    "NO_RECOMMENDATION",
     "PairStatus",
     "default_draft",
     "draft_hint",
@@ -37,6 +38,7 @@ __all__ = [
     "source_path",
 ]
 
+NO_RECOMMENDATION = "ngram"  # the draft of a pair that recommends none, or none that is here
 OWN_GRAPHS = {"taps": (), "tree": False, "exit_layer": None}  # of a target alone: its drafts have no drafts themselves
 
 
@@ -136,13 +138,13 @@ def default_draft(name: str | Path, runtime: str = "onnx") -> tuple[str, str | N
     """
     known, text = known_manifests(), os.fspath(name)
     if text not in known and not text.endswith(".toml"):
-        return "ngram", None
+        return NO_RECOMMENDATION, None
     manifest = known[text] if text in known else _find(text)[0]
     if manifest.default_draft in manifest.drafts:
         return "model", f"{manifest.name}:{manifest.default_draft}"
     here = {draft.kind for draft in zoo.list_drafts(manifest.name)} if runtime == "onnx" else set()
     kinds = [kind.strip() for kind in manifest.default_draft.split(",")]
-    return ",".join(kind for kind in kinds if kind in here or kind not in BUNDLED_DRAFTS) or "ngram", None
+    return ",".join(kind for kind in kinds if kind in here or kind not in BUNDLED_DRAFTS) or NO_RECOMMENDATION, None
 
 
 def draft_hint(model: str | Path, draft: str) -> str | None:

@@ -26,8 +26,8 @@ ENGINE = (
     ),
     click.option(
         "--draft",
-        help=f"Draft kinds in order of priority: none, auto (the plan's), {', '.join(DRAFTERS)}.  [default: auto where "
-        "the text cannot depend on it, so not with --fast, --tree or another --verifier; else the pair's]",
+        help=f"Draft kinds in order of priority: none, auto (the plan's), {', '.join(DRAFTERS)}.  [default: what the "
+        "pair recommends; else auto, where the text cannot depend on it: not with --fast, --tree, another --verifier]",
     ),
     click.option(
         "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."

@@ -61,22 +61,23 @@ def command(**values: Any) -> None:
 def load_llm(values: dict[str, Any], *, may_plan: bool = False, verify: bool = False) -> LLM:
     """The LLM that a command's options describe; a known pair that is not here yet is pulled first.
 
-    Where no draft is named it is the plan's if `may_plan`, or else a known pair's own. verify: compare every file of a
-    bundle with the hash that it lists; raises BundleError.
+    Where no draft is named it is what a known pair recommends beyond n-grams, else the plan's if `may_plan`. verify:
+    compare every file of a bundle with the hash that it lists; raises BundleError.
     """
     from edgespec.auto import is_plannable
     from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.loading import kind_of, resolve_options
     from edgespec.options import AUTO
-    from edgespec.pairs import default_draft, ensure
+    from edgespec.pairs import NO_RECOMMENDATION, default_draft, ensure
 
     kwargs = engine_kwargs(values)
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
     runtime = Device.parse(values["device"]).runtime
     if draft is None and draft_model is None:
         draft, draft_model = default_draft(values["model"], runtime)
-        draft = AUTO if may_plan and is_plannable(kwargs) else draft
+        recommends_nothing = (draft, draft_model) == (NO_RECOMMENDATION, None)
+        draft = AUTO if may_plan and recommends_nothing and is_plannable(kwargs) else draft
     resolve_options(draft, draft_model, kwargs, values["model"])  # mistakes are said before anything is downloaded
     with console.progress(plain=values["as_json"]) as report:
         model = ensure(values["model"], report, runtime)

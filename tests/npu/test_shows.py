@@ -48,7 +48,7 @@ def test_the_shipped_tinydraft_on_the_npu(real_bundle: Path, child_env: dict[str
     assert result["accepted"] > 0
     draft = result["devices"]["draft"]["tinydraft"]
     assert list(draft["nodes"]) == ["QNNExecutionProvider"]
-    assert list(result["devices"]["target"]["nodes"]) == ["CPUExecutionProvider"]
+    assert {*result["devices"]["target"]["nodes"]} <= {"CPUExecutionProvider", "edgespec"}
 
 
 def test_a_target_on_the_npu(child_env: dict[str, str], tmp_path: Path) -> None:
