@@ -29,6 +29,7 @@ __all__ = ["BETWEEN", "DEFAULT_ROWS", "part_of", "profile_round", "split_events"
 DEFAULT_ROWS = (1, 2, 4, 5, 6, 8)
 BETWEEN, TOTAL = "between nodes", "total"
 _PAST, _REPEATS = 100, 24
+_TICK_MS = 1e-3  # of the profiler's clock: shorter nodes take no time on it
 _MATRICES = {"qkv_proj": "qkv", "q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "gate_up": "gate_up",
              "gate_proj": "gate_up", "up_proj": "gate_up", "down_proj": "down", "logits": "head"}  # fmt: skip
 _OPERATORS = {"GroupQueryAttention": "attention", "RowsAttention": "attention",
@@ -211,7 +212,8 @@ def _rows(n: int, total_ms: float, parts: Mapping[str, Part]) -> list[dict[str, 
 def _row(n: int, name: str, ms: float, total_ms: float, part: Part) -> dict[str, Any]:
     row: dict[str, Any] = {"rows": n, "part": name, "ms": round(ms, 4), "share": round(ms / total_ms, 4),
                            "nodes": part.nodes}  # fmt: skip
-    if part.weight_bytes and ms > 0:
+    if part.weight_bytes:
+        ms = max(ms, _TICK_MS)
         operations = 2 * n * sum(count * shape[0] * shape[1] for shape, count in part.shapes.items())
         row["shape"] = list(next(iter(part.shapes))) if len(part.shapes) == 1 else None
         row["weight_mb"] = round(part.weight_bytes / 1e6, 2)
