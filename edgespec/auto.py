@@ -109,7 +109,8 @@ def _decide(
         llm.close()
         raise
     llm.forget()
-    chosen, loaded = auto_options(options, plan), llm.loaded
+    most = MOST_K if llm.exact is None else min(MOST_K, llm.exact.max_rows - 1)
+    chosen, loaded = auto_options(options, plan, most), llm.loaded
     loaded.expected, loaded.plan = profiles.expected, plan.summary()
     for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
         loaded.heads.pop(kind).close()
@@ -138,11 +139,12 @@ def _kinds(folder: Path | None, draft_model: ModelSource | None, options: Engine
     return list(dict.fromkeys(kinds))
 
 
-def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
+def auto_options(options: EngineOptions, plan: Plan, most: int = MOST_K) -> EngineOptions:
     """`options` with the drafts and the schedule of the plan, under the adaptive controller.
 
-    The chosen drafts go with n-gram, which costs nothing where it has no match. A length or a controller that differs
-    from the default was set by the user and stays.
+    most: tokens that a round may draft here: exact rows hold fewer in a short context or on a narrow graph. The chosen
+    drafts go with n-gram, which costs nothing where it has no match. A length or a controller that differs from the
+    default was set by the user and stays.
     """
     defaults = EngineOptions()
     drafts = [] if plan.chosen.draft == "none" else list(dict.fromkeys(["ngram", *plan.chosen.draft.split(",")]))
@@ -152,5 +154,5 @@ def auto_options(options: EngineOptions, plan: Plan) -> EngineOptions:
         draft=",".join(drafts) or "none",
         schedule=plan.chosen.schedule if drafts else None,
         controller="adaptive" if options.controller == defaults.controller else options.controller,
-        num_speculative_tokens=max(MOST_K, k) if k == defaults.num_speculative_tokens else k,
+        num_speculative_tokens=max(most, k) if k == defaults.num_speculative_tokens else k,
     )

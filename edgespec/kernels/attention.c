@@ -237,18 +237,42 @@ static Status write(Api api, void *context, size_t index, const int64_t *dims, s
     return CALL(api, F_DATA, value, data);
 }
 
+static int has_shape(const Array *array, int64_t rank, int64_t a, int64_t b, int64_t c)
+{
+    return array->rank == rank && array->dims[0] == a && array->dims[1] == b && (rank < 3 || array->dims[2] == c);
+}
+
+/* Caches, tables of the rotation and keys are as large as what is read of them. */
+static int is_fitting(const Job *job, const Array *in)
+{
+    const int64_t n_batch = job->n_batch, n_rows = job->n_rows, n_kv = job->op->n_kv, old = in[PAST_KEY].dims[2];
+    if (!has_shape(&in[PAST_KEY], 4, n_batch, n_kv, old) || !has_shape(&in[PAST_VALUE], 4, n_batch, n_kv, old)) return 0;
+    if (in[PAST_VALUE].dims[3] != job->dim || job->past < 0 || job->past > old) return 0;
+    if (!in[KEY].rank != !in[VALUE].rank) return 0;
+    for (int i = KEY; in[KEY].rank && i <= VALUE; i++)
+        if (!has_shape(&in[i], 3, n_batch, n_rows, n_kv * job->dim)) return 0;
+    if (!job->op->has_rotation) return 1;
+    return 2 * job->half <= job->dim && has_shape(&in[COS], 2, in[COS].dims[0], job->half, 0)
+           && has_shape(&in[SIN], 2, in[COS].dims[0], job->half, 0)
+           && (!in[POSITIONS].rank || has_shape(&in[POSITIONS], 2, n_batch, n_rows, 0));
+}
+
+static int is_bias_fitting(const Job *job, const Array *bias)
+{
+    const int64_t *dims = bias->dims;
+    return !bias->rank
+           || (bias->rank == 4 && (dims[0] == 1 || dims[0] == job->n_batch) && (dims[1] == 1 || dims[1] == job->op->n_heads)
+               && dims[2] == job->n_rows && dims[3] == job->past + job->n_rows);
+}
+
 static Status check(const Job *job, const Array *in)
 {
     const Attention *op = job->op;
-    const int64_t total = job->past + job->n_rows;
-    int is_right = in[QUERY].rank == 3 && in[PAST_KEY].rank == 4 && in[PAST_KEY].dims[0] == job->n_batch
-                   && in[PAST_KEY].dims[1] == op->n_kv && job->dim % LANES == 0 && in[LENGTHS].dims[0] == job->n_batch && job->past >= 0
-                   && !in[KEY].data == !in[VALUE].data && (!op->has_rotation || (in[COS].data && in[SIN].data));
+    int is_right = in[QUERY].rank == 3 && job->dim % LANES == 0 && in[LENGTHS].dims[0] == job->n_batch
+                   && is_fitting(job, in) && is_bias_fitting(job, &in[BIAS]);
     const int32_t *lengths = in[LENGTHS].data;
     for (int64_t b = 1; is_right && b < job->n_batch; b++) is_right = lengths[b] == lengths[0];
-    is_right = is_right && in[QUERY].dims[2] == (in[KEY].data ? op->n_heads : op->n_heads + 2 * op->n_kv) * job->dim;
-    if (is_right && in[BIAS].data)
-        is_right = in[BIAS].rank == 4 && in[BIAS].dims[2] == job->n_rows && in[BIAS].dims[3] == total;
+    is_right = is_right && in[QUERY].dims[2] == (in[KEY].rank ? op->n_heads : op->n_heads + 2 * op->n_kv) * job->dim;
     for (int64_t i = 0; is_right && job->half && i < job->n_batch * job->n_rows; i++) {
         const int64_t position = position_of(job, i / job->n_rows, i % job->n_rows);
         is_right = position >= 0 && position < in[COS].dims[0];
@@ -263,11 +287,11 @@ static void fill(Job *job, const Array *in)
     job->n_rows = in[QUERY].dims[1];
     job->packed = in[QUERY].dims[2];
     job->dim = in[PAST_KEY].dims[3];
-    job->past = job->n_batch ? *(const int32_t *)in[LENGTHS].data + 1 - job->n_rows : 0;
+    job->past = in[LENGTHS].dims[0] ? *(const int32_t *)in[LENGTHS].data + 1 - job->n_rows : 0;
     job->query = in[QUERY].data;
-    job->key = in[KEY].data ? in[KEY].data : job->query + op->n_heads * job->dim;
-    job->value = in[KEY].data ? in[VALUE].data : job->key + op->n_kv * job->dim;
-    job->key_stride = in[KEY].data ? op->n_kv * job->dim : job->packed;
+    job->key = in[KEY].rank ? in[KEY].data : job->query + op->n_heads * job->dim;
+    job->value = in[KEY].rank ? in[VALUE].data : job->key + op->n_kv * job->dim;
+    job->key_stride = in[KEY].rank ? op->n_kv * job->dim : job->packed;
     job->half = op->has_rotation ? in[COS].dims[1] : 0;
     job->cos = in[COS].data;
     job->sin = in[SIN].data;

@@ -15,7 +15,7 @@
 #define API_VERSION 17
 #define ZEROED_SPARE 2048 /* bytes behind what was asked for, so that fetching ahead stays inside */
 
-enum { F_STATUS = 0, F_NEW_DOMAIN = 26, F_DOMAIN_ADD = 27, F_ADD_DOMAIN = 28, F_DATA = 51, F_RANK = 61, F_DIMS = 62,
+enum { F_STATUS = 0, F_NEW_DOMAIN = 26, F_DOMAIN_ADD = 27, F_ADD_DOMAIN = 28, F_DATA = 51, F_RANK = 61, F_DIMS = 62, F_COUNT = 64,
        F_SHAPE = 65, F_FLOAT = 85, F_INT = 86, F_INPUT = 90, F_OUTPUT = 91, F_FREE_STATUS = 93, F_FREE_SHAPE = 99,
        F_N_INPUTS = 230, F_CONSTANT = 249, F_PARALLEL = 274 };
 enum { FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7 };

@@ -27,6 +27,7 @@
 #define WIDTH 16  /* outputs of a tile */
 #define DEPTH 8   /* inputs of 64 bytes */
 #define MOST_ROWS 8
+#define MOST (1 << 30) /* of N, K and block_size, so that their product fits */
 #define AHEAD ZEROED_SPARE /* bytes fetched ahead: weights are read once, and the hardware stops at pages */
 
 #define SERIAL_FLOATS 40000 /* prepared by the calling thread: handing fewer to another costs more than it saves */
@@ -279,16 +280,23 @@ static void lay_out(Product *p, const uint8_t *b, const float *scales, const uin
 
 /* ---- the operator ---- */
 
-/* NULL for an optional input that is not there. */
-static Status constant(Api api, const void *info, size_t index, size_t n_inputs, const void **data)
+/* NULL for an optional input that is not there. wanted: how many numbers it must hold, or else the file is damaged. */
+static Status constant(Api api, const void *info, size_t index, size_t n_inputs, int64_t wanted, const void **data)
 {
     int is_constant = 0;
     const void *value = NULL;
+    void *shape = NULL;
+    size_t n = 0;
     *data = NULL;
     if (index >= n_inputs) return NULL;
     TRY(CALL(api, F_CONSTANT, info, index, &is_constant, &value));
-    if (is_constant && value) TRY(CALL(api, F_DATA, value, data));
-    return NULL;
+    if (!is_constant || !value) return NULL;
+    TRY(CALL(api, F_SHAPE, value, &shape));
+    Status status = CALL(api, F_COUNT, shape, &n);
+    ((void (*)(void *))api[F_FREE_SHAPE])(shape);
+    if (status) return status;
+    if ((int64_t)n != wanted) return failure(api, "RowsProduct: an input is not as large as N, K and block_size say");
+    return CALL(api, F_DATA, value, data);
 }
 
 static void destroy(void *kernel)
@@ -317,19 +325,21 @@ static Status create(const void *op, Api api, const void *info, void **kernel)
     TRY(CALL(api, F_INT, info, "block_size", &p->block));
     TRY(CALL(api, F_INT, info, "pieces", &p->pieces));
     TRY(CALL(api, F_N_INPUTS, info, &n_inputs));
-    TRY(constant(api, info, B, n_inputs, &b));
-    TRY(constant(api, info, SCALES, n_inputs, &scales));
-    TRY(constant(api, info, ZEROS, n_inputs, &zeros));
-    TRY(constant(api, info, GROUPS, n_inputs, &groups));
-    TRY(constant(api, info, BIAS, n_inputs, &bias));
+    if (p->n < 1 || p->k < 1 || p->block < DEPTH || p->n > MOST || p->k > MOST || p->block > MOST)
+        return failure(api, "RowsProduct: N, K or block_size cannot be");
+    p->n_tiles = (p->n + WIDTH - 1) / WIDTH;
+    p->n_blocks = (p->k + p->block - 1) / p->block;
+    p->n_steps = (p->k + DEPTH - 1) / DEPTH;
+    TRY(constant(api, info, B, n_inputs, p->n * p->n_blocks * (p->block / 2), &b));
+    TRY(constant(api, info, SCALES, n_inputs, p->n * p->n_blocks, &scales));
+    TRY(constant(api, info, ZEROS, n_inputs, p->n * ((p->n_blocks + 1) / 2), &zeros));
+    TRY(constant(api, info, GROUPS, n_inputs, 0, &groups));
+    TRY(constant(api, info, BIAS, n_inputs, p->n, &bias));
     TRY(CALL(api, F_INT, info, "mode", &p->mode));
     if (p->mode == NORM) TRY(CALL(api, F_FLOAT, info, "epsilon", &p->epsilon));
     if (p->mode != PLAIN && p->k % LANES) return failure(api, "RowsProduct: K must be a multiple of 16 in this mode");
     if (bits != 4 || p->pieces < 1 || p->block % DEPTH || !b || !scales || groups)
         return failure(api, "RowsProduct: needs constant 4-bit weights in blocks, without g_idx");
-    p->n_tiles = (p->n + WIDTH - 1) / WIDTH;
-    p->n_blocks = (p->k + p->block - 1) / p->block;
-    p->n_steps = (p->k + DEPTH - 1) / DEPTH;
     p->codes = zeroed_memory(p->n_tiles * p->n_steps * 64);
     p->scales = zeroed_memory(sizeof(float) * p->n_tiles * p->n_blocks * 2 * WIDTH);
     if (bias) p->bias = zeroed_memory(sizeof(float) * p->n_tiles * WIDTH);

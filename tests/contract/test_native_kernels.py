@@ -172,6 +172,39 @@ def test_only_products_that_fit_are_replaced(tmp_path: Path) -> None:
         runner(tmp_path / "8-4" / "model.onnx")
 
 
+@pytest.mark.parametrize("field", ["N", "block_size", "scales", "zeros"])
+@pytest.mark.parametrize("options", [{}, NATIVE])
+def test_weights_of_another_size_than_their_node_says_are_refused(
+    field: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """Read as they are, they would give numbers from behind their end, or end the process."""
+    weight = np.random.default_rng(6).standard_normal((64, 128)).astype(np.float32)
+    path = product(tmp_path, quantize(weight, 4, 32, symmetric=False))
+    model = onnx.load(path)
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == field:
+            attribute.i = {"N": 80, "block_size": 0}[field]
+    for array in model.graph.initializer:
+        if array.name == field:
+            array.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(array)[:5], field))
+    onnx.save(model, path)
+    with pytest.raises(BackendError, match=r"cannot load .*model\.onnx"):
+        runner(path, options=options)
+
+
+def test_products_whose_zero_points_or_weights_are_of_another_kind_stay(tmp_path: Path) -> None:
+    weight = np.random.default_rng(7).standard_normal((16, 64)).astype(np.float32)
+    path = product(tmp_path, quantize(weight, 4, 32, symmetric=False))
+    floats, input_ = onnx.load(path), onnx.load(path)
+    zeros = next(array for array in floats.graph.initializer if array.name == "zeros")
+    zeros.CopyFrom(numpy_helper.from_array(np.full(32, 8, np.float32), "zeros"))
+    moved = next(array for array in input_.graph.initializer if array.name == "zeros")
+    input_.graph.initializer.remove(moved)
+    input_.graph.input.append(helper.make_tensor_value_info("zeros", TensorProto.UINT8, [*moved.dims]))
+    for model in (floats, input_):
+        assert with_own_operators(model.SerializeToString(), 2)[1] == {}
+
+
 # --- whole models -----------------------------------------------------------------------------------------------------
 
 
@@ -305,11 +338,29 @@ def test_attention_into_other_buffers_copies_what_is_cached(tmp_path: Path) -> N
     np.testing.assert_allclose(results[1], results[0], atol=2e-4)
 
 
+def test_more_cached_tokens_than_the_cache_holds_are_refused(tmp_path: Path) -> None:
+    spec = TinySpec()
+    session = create_runtime(write_bundle(tmp_path, spec) / "model.onnx", find_device("cpu"), 2, options=NATIVE)
+    cache = np.zeros((1, spec.n_kv_heads, 16, spec.head_dim), np.float32)
+    feeds = {item.name: cache for item in session.get_inputs() if "past" in item.name}
+    feeds |= {"input_ids": np.ones((1, 1), np.int64), "seqlens_k": np.full(1, 30, np.int32),
+              "total_sequence_length": np.array(31, np.int32), "logits_rows": np.zeros(1, np.int64)}  # fmt: skip
+    with pytest.raises(Exception, match="RowsAttention: shapes, lengths or positions that do not fit"):
+        session.run(None, feeds)
+
+
 def test_graphs_in_half_precision_or_with_a_window_keep_their_attention(tmp_path: Path) -> None:
     for name, spec, options in (("half", TinySpec(), {"is_half": True}), ("window", TinySpec(window=5), {})):
         folder = write_bundle(tmp_path / name, spec, **options)
         with pytest.raises(ConfigError, match="has no effect on"):
             load_model(folder, device_options=NATIVE)
+
+
+def test_heads_that_fill_no_vector_keep_their_attention(tmp_path: Path) -> None:
+    """Ours would refuse every call."""
+    for head_dim, count in ((8, 0), (16, 1)):
+        path = write_bundle(tmp_path / str(head_dim), TinySpec(head_dim=head_dim, n_layers=1)) / "model.onnx"
+        assert with_own_operators(path.read_bytes(), 2)[1]["RowsAttention"] == count
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -171,6 +171,12 @@ def test_auto_keeps_what_the_user_set() -> None:
     assert (theirs.num_speculative_tokens, theirs.controller) == (8, "adaptive")
 
 
+def test_auto_drafts_no_more_than_exact_rows_of_a_short_context_hold() -> None:
+    with LLM(slow_table(10.0, 0.1, n_ctx=16), draft="auto") as llm:
+        assert llm.exact is not None
+        assert llm.options.num_speculative_tokens == llm.exact.max_rows - 1 == 7
+
+
 def test_acceptance_is_that_of_the_temperature_asked_for(tmp_path: Path) -> None:
     """Figures of T = 0 promised sampled texts what only greedy ones get."""
     store = Profile(tmp_path / "machine.json")

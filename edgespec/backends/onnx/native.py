@@ -27,7 +27,7 @@ _GRAPH, _OPSET = 7, 8  # of a model
 _NODE, _INITIALIZER, _PORT, _OUTPUT_PORT = 1, 5, 11, 12  # of a graph
 _INPUT, _OUTPUT, _NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 3, 4, 5, 7  # of a node
 _FLOAT, _INT = 1, 2  # types of attributes
-_FLOAT32 = 1  # a data type
+_FLOAT32, _UINT8 = 1, 2  # data types
 _SKIP = 6  # the product's first input beyond those of MatMulNBits
 _PLAIN, _GATED, _NORM = 0, 1, 2  # modes of products.c
 
@@ -74,7 +74,11 @@ class _Graph:
         self.makers = {name: node for node in self.nodes for name in node.outputs if name}
         self.uses = Counter(name for node in self.nodes for name in node.inputs if name)
         self.uses.update(_port_name(item) for item in self.fields if item.number == _OUTPUT_PORT)
-        self.types = dict(_type_of(item) for item in self.fields if item.number in (_INITIALIZER, _PORT))
+        ports = {_port_name(item): item for item in self.fields if item.number == _PORT}
+        weights = {_port_name(item, 8): item for item in self.fields if item.number == _INITIALIZER}
+        self.types = dict(_type_of(item) for item in (*weights.values(), *ports.values()))
+        self.widths = {name: _width_of(item) for name, item in ports.items()}
+        self.constants = set(weights) - set(ports)
         self.edits: dict[int, bytes] = {}
 
     def is_float(self, node: _Node, index: int) -> bool:
@@ -147,9 +151,11 @@ def _never(*_arguments: object) -> bool:
 
 
 def _is_product(graph: _Graph, node: _Node) -> bool:
-    """4 bits, activations in 8 bits (accuracy level 4), scales in float32, no g_idx (input 4)."""
-    is_right = node.attributes.get("bits") == 4 and node.attributes.get("accuracy_level") == 4
-    return is_right and graph.is_float(node, 2) and not node.has(4)
+    """4 bits, activations in 8 bits (accuracy level 4), constant weights with float32 scales, no g_idx (input 4)."""
+    is_right = node.attributes.get("bits") == 4 and node.attributes.get("accuracy_level") == 4 and not node.has(4)
+    kinds = {1: _UINT8, 2: _FLOAT32, 3: _UINT8, 5: _FLOAT32}  # weights, scales, zero points, bias
+    given = {node.inputs[index]: kind for index, kind in kinds.items() if node.has(index)}
+    return is_right and all(name in graph.constants and graph.types[name] == kind for name, kind in given.items())
 
 
 def _replace_product(graph: _Graph, node: _Node, threads: int) -> None:
@@ -202,12 +208,13 @@ def _take_norm(graph: _Graph, node: _Node, threads: int) -> bool:
 
 
 def _is_attention(graph: _Graph, node: _Node) -> bool:
-    """Causal over a float32 cache, halves rotated if at all; none of the operator's other modes or inputs."""
+    """Causal over a float32 cache of whole vectors, halves rotated if at all; no other modes or inputs."""
     off = {"local_window_size": -1, "rotary_interleaved": 0, "softcap": 0, "smooth_softmax": 0}
     plain = {"num_heads", "kv_num_heads", "scale", "do_rotary"}
     is_known = all(off.get(key) == value for key, value in node.attributes.items() if key not in plain)
     has_heads = {"num_heads", "kv_num_heads"} <= set(node.attributes)
-    return is_known and has_heads and graph.is_float(node, 3) and not any(map(node.has, range(11, 20)))
+    has_cache = graph.is_float(node, 3) and graph.widths.get(node.inputs[3], 1) % LANES == 0
+    return is_known and has_heads and has_cache and not any(map(node.has, range(11, 20)))
 
 
 def _replace_attention(graph: _Graph, node: _Node, threads: int) -> None:
@@ -231,10 +238,25 @@ def _type_of(item: Field) -> tuple[str, int]:
     if item.number == _INITIALIZER:
         kind = fields.get(2)
         return _port_name(item, 8), kind.value if kind and isinstance(kind.value, int) else 0
-    found = fields.get(2)  # TypeProto, then its tensor, then the tensor's element type
-    for _level in range(2):
-        found = next((inner for inner in fields_of(found.bytes) if inner.number == 1), None) if found else None
-    return _port_name(item), found.value if found and isinstance(found.value, int) else 0
+    kind = _last(item.bytes, 2, 1, 1)  # TypeProto, then its tensor, then the tensor's element type
+    return _port_name(item), kind.value if kind and isinstance(kind.value, int) else 0
+
+
+def _width_of(item: Field) -> int:
+    """The last dimension of a graph's input; 1 where it is not fixed or not known."""
+    size = _last(item.bytes, 2, 1, 2, 1, 1)  # TypeProto, its tensor, the shape, its last dimension, the value
+    return size.value if size and isinstance(size.value, int) else 1
+
+
+def _last(data: bytes, *path: int) -> Field | None:
+    """The last field of each number of `path`, one inside the other; None where one is missing."""
+    found = None
+    for key in path:
+        found = next((inner for inner in reversed([*fields_of(data)]) if inner.number == key), None)
+        if found is None:
+            return None
+        data = found.value if isinstance(found.value, bytes) else b""
+    return found
 
 
 def _attribute(payload: bytes) -> tuple[str, int | float | None]:
