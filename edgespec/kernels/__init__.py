@@ -52,7 +52,7 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
     """The compiled library, made at the first call on this machine (a second or two).
 
     extra: further compiler flags. folder: where it is kept; None for the cache. Raises MissingDependencyError where
-    there is no C compiler, BackendError where it fails.
+    there is no C compiler, BackendError where it fails or the folder cannot be written.
     """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
@@ -65,9 +65,15 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
     name = f"operators-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
     path = (folder or cache_dir() / "kernels") / name
     if not path.is_file():
-        with lock(path.parent / "lock"):
-            if not path.is_file():
-                _compile(compiler, [*FLAGS, *extra], path)
+        try:
+            with lock(path.parent / "lock"):
+                if not path.is_file():
+                    _compile(compiler, [*FLAGS, *extra], path)
+        except OSError as error:
+            raise BackendError(
+                f"edgespec's kernels cannot be kept in {path.parent} ({error.strerror or error}): make the cache "
+                "writable (EDGESPEC_HOME), or use onnxruntime's (--device-option kernels=onnxruntime)"
+            ) from error
     return path
 
 

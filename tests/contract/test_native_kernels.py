@@ -387,6 +387,18 @@ def test_a_missing_or_failing_compiler_is_said(tmp_path: Path, monkeypatch: pyte
         kernels.library((), tmp_path)
 
 
+def test_a_cache_that_cannot_be_written_is_said(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "file"))
+    kernels.obstacle.cache_clear()
+    try:
+        with pytest.raises(BackendError, match=r"^edgespec's kernels cannot be kept in .*file/kernels .*EDGESPEC_HOME"):
+            load_model(bundle, threads=1, device_options=NATIVE)
+        assert "edgespec" not in load_model(bundle, threads=1).info.placement
+    finally:
+        kernels.obstacle.cache_clear()
+
+
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = kernels.library((), tmp_path)
     monkeypatch.setattr(kernels, "_compile", lambda *arguments: pytest.fail("compiled again"))

@@ -29,7 +29,7 @@ from edgespec.backends.onnx.providers import (
     provider_options,
 )
 from edgespec.devices import Device, fixed_shapes_hint, name_some
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, EdgeSpecError
 from edgespec.kernels import library, source_hash
 
 __all__ = ["Place", "Placement", "create_runtime", "find_device", "import_onnxruntime", "placement", "short_message"]
@@ -122,6 +122,8 @@ def create_runtime(
             if own is None or must:
                 raise
             runtime = open_graph(None)  # a runtime that cannot take our operators; the report counts whose nodes run
+    except EdgeSpecError:
+        raise
     except Exception as error:
         where = "" if device.provider == "cpu" else f" on device {device.name!r}"
         raise BackendError(
