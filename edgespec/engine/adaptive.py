@@ -89,11 +89,11 @@ class Learned:
         return learned
 
     def begin_request(self) -> None:
-        """Another text: old evidence counts less, and whoever sits out may be tried again."""
+        """Another text: old evidence counts less, and whoever sits out may be tried again, as soon as at first."""
         for entry in self.acceptance.values():
             entry.fade(FADE_REQUEST)
         for rest in self.rest.values():
-            rest.left = None
+            rest.left, rest.wait = None, FIRST_REST
 
 
 class _Plain(NamedTuple):
