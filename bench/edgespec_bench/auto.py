@@ -2,7 +2,8 @@
 
 Half of the prompts calibrate the profile, the other half judges: nothing is compared on prompts that it was made from.
 All ways to decode take turns on each prompt, so that a slow minute hits all of them. Plain is native plain decoding, a
-row a step; plain with exact rows is listed beside it.
+row a step; plain with exact rows is listed beside it. Speeds are given as they were, and at standard costs
+(`standard`), as the same call takes half as long again when the machine has other work.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.planner import Candidate, Plan, make_plan
 from edgespec.profile import Effort, profile_llm
+from edgespec.stats import RunStats
+from edgespec.types import RoundRecord
 from edgespec_bench.prompts import load_prompts
 from edgespec_bench.spread import paired_ratio, spread
+from edgespec_bench.standard import standard_speeds
 
 __all__ = ["AutoOptions", "measure_auto"]
 
@@ -59,11 +63,12 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         say(f"plan: {plan.chosen.label}, {plan.reason}")
         llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:
-            speeds = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
+            measured = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
+    speeds = {kind: found[0] for kind, found in measured.items()}
     return {
         "plan": plan.summary(),
         "predictions": _predictions(plan, speeds),
-        "rows": [_row(kind, measured) for kind, measured in speeds.items()],
+        "rows": [_row(kind, *found) for kind, found in measured.items()],
     }
 
 
@@ -100,38 +105,44 @@ def _wanted(plan: Plan, ks: Sequence[int]) -> list[Candidate]:
 
 def _measure(
     sides: Mapping[str, LLM], kind: str, prompts: Sequence[list[int]], options: AutoOptions, say: Say
-) -> dict[str, list[float]]:
-    """Label -> tokens a second for each prompt; prompts that some side answers in one round are left out."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Label -> tokens a second for each prompt, as it was and at standard costs.
+
+    Prompts that some side answers in one round are left out.
+    """
     params = SamplingParams(max_tokens=options.n_tokens, temperature=options.temperature, seed=1)
     speeds: dict[str, list[float]] = {label: [] for label in sides}
+    answers: dict[str, list[list[RoundRecord]]] = {label: [] for label in sides}
     for turn, prompt in enumerate(prompts):
         say(f"{kind}, prompt {turn + 1} of {len(prompts)}, {len(sides)} ways")
         order = list(sides)
         order = order[turn % len(order) :] + order[: turn % len(order)]  # nobody is always first
-        found: dict[str, float | None] = {}
+        found: dict[str, RunStats] = {}
         for label in order:
             sides[label].forget()
-            found[label] = sides[label].generate([prompt], params)[0].outputs[0].stats.decode_tok_s
-        if all(value is not None for value in found.values()):
-            for label, value in found.items():
-                speeds[label].append(value or 0.0)
+            found[label] = sides[label].generate([prompt], params)[0].outputs[0].stats
+        if all(stats.decode_tok_s is not None for stats in found.values()):
+            for label, stats in found.items():
+                speeds[label].append(stats.decode_tok_s or 0.0)
+                answers[label].append(stats.records)
     if not speeds[PLAIN]:
         raise ConfigError(f"every {kind} prompt was answered in one round: use more tokens (-n)")
-    return speeds
+    return speeds, standard_speeds(answers)
 
 
-def _row(kind: str, speeds: Mapping[str, list[float]]) -> dict[str, Any]:
+def _row(kind: str, speeds: Mapping[str, list[float]], standard: Mapping[str, list[float]]) -> dict[str, Any]:
     """Auto against plain and against the fixed length that was best on this kind of prompt, known only afterwards."""
-    fixed = {label: values for label, values in speeds.items() if "k =" in label}
-    best = max(fixed, key=lambda label: spread(fixed[label]).median) if fixed else PLAIN
-    return {
-        "kind": kind,
-        "n_prompts": len(speeds[PLAIN]),
-        "tok_s": {label: round(spread(values).median, 1) for label, values in speeds.items()},
-        "auto_vs_plain": paired_ratio(speeds[AUTO], speeds[PLAIN]).to_dict(3),
-        "best_fixed": best,
-        "auto_vs_best_fixed": paired_ratio(speeds[AUTO], speeds[best]).to_dict(3),
-    }
+    row: dict[str, Any] = {"kind": kind, "n_prompts": len(speeds[PLAIN])}
+    for suffix, values in (("", speeds), ("_at_standard_costs", standard)):
+        fixed = {label: own for label, own in values.items() if "k =" in label}
+        best = max(fixed, key=lambda label: spread(fixed[label]).median) if fixed else PLAIN
+        row |= {
+            f"tok_s{suffix}": {label: round(spread(own).median, 1) for label, own in values.items()},
+            f"auto_vs_plain{suffix}": paired_ratio(values[AUTO], values[PLAIN]).to_dict(3),
+            f"best_fixed{suffix}": best,
+            f"auto_vs_best_fixed{suffix}": paired_ratio(values[AUTO], values[best]).to_dict(3),
+        }
+    return row
 
 
 def _predictions(plan: Plan, speeds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:

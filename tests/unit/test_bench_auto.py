@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 from edgespec_bench import auto
+from edgespec_bench.standard import standard_speeds
 from plan_world import draft, plan, target
 
 from edgespec.errors import ConfigError
+from edgespec.types import RoundRecord
 
 
 def test_predictions_are_judged_by_the_harmonic_mean_over_all_kinds() -> None:
@@ -35,10 +37,27 @@ def test_auto_is_held_against_the_best_fixed_length_of_a_kind() -> None:
         "ngram, k = 3, serial, on cpu": [9.0, 9.0],
         "ngram, k <= 8, serial, on cpu": [30.0, 30.0],
     }
-    row = auto._row("chat", speeds)
+    row = auto._row("chat", speeds, {label: [2 * value for value in values] for label, values in speeds.items()})
+    assert row["auto_vs_plain_at_standard_costs"] == row["auto_vs_plain"]
+    assert row["tok_s_at_standard_costs"]["plain"] == 20.0
     assert row["best_fixed"] == "ngram, k = 1, serial, on cpu"
     assert row["auto_vs_plain"]["median"] == pytest.approx(1.15)
     assert row["auto_vs_best_fixed"]["median"] == pytest.approx(0.958, abs=0.01)
+
+
+def record(index: int, source: str, drafted: int, emitted: int, target_s: float, propose_s: float = 0.0) -> RoundRecord:
+    return RoundRecord(index, source, drafted, drafted, emitted - 1, emitted, 0, drafted + 1, "bonus", propose_s,
+                       target_s, 0.5, propose_s)  # fmt: skip
+
+
+def test_standard_costs_leave_what_was_decided_and_accepted() -> None:
+    """A machine that was slow for one of two ways to decode changes nothing; a catch-up costs what it did."""
+    drafted = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 4.0, 7.0), record(2, "eagle", 1, 2, 4.0, 1.0)]
+    slow = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 8.0, 7.0), record(2, "eagle", 1, 2, 8.0, 3.0)]
+    found = standard_speeds({"one": [drafted], "other": [slow]})
+    assert found["one"] == found["other"] == [4 / (6.0 + 7.0 + 0.5 + 6.0 + 2.0 + 0.5)]
+    plain = [record(0, "none", 0, 1, 9.0), record(1, "none", 0, 1, 3.0)]
+    assert standard_speeds({"plain": [plain]}) == {"plain": [1 / 3.5]}
 
 
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
