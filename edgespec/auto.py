@@ -154,5 +154,5 @@ def auto_options(options: EngineOptions, plan: Plan, most: int = MOST_K) -> Engi
         draft=",".join(drafts) or "none",
         schedule=plan.chosen.schedule if drafts else None,
         controller="adaptive" if options.controller == defaults.controller else options.controller,
-        num_speculative_tokens=max(most, k) if k == defaults.num_speculative_tokens else k,
+        num_speculative_tokens=max(most, 1) if k == defaults.num_speculative_tokens else k,
     )

@@ -1,7 +1,7 @@
 """Where an ONNX file takes its external weights and compiled code from, read straight from the protobuf bytes.
 
-Owns just enough of the wire format to visit every tensor and node of a model, in subgraphs, functions and attributes
-too. It needs no onnx package and copies nothing.
+Visits every tensor and node of a model, in subgraphs, functions and attributes too. It needs no onnx package and copies
+nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import BundleError
+from edgespec.wire import DELIMITED, spans_of
 
 __all__ = ["context_paths", "external_locations"]
 
@@ -90,36 +91,5 @@ def _context(view: memoryview) -> Iterator[str]:
 
 def _fields(view: memoryview) -> Iterator[tuple[int, memoryview | None]]:
     """(field number, bytes of a length-delimited field or None) for each field of a message."""
-    position, end = 0, len(view)
-    while position < end:
-        tag, position = _varint(view, position)
-        number, wire = tag >> 3, tag & 7
-        payload = None
-        if wire == 0:
-            _, position = _varint(view, position)
-        elif wire == 1:
-            position += 8
-        elif wire == 5:
-            position += 4
-        elif wire == 2:
-            length, position = _varint(view, position)
-            payload = view[position : position + length]
-            position += length
-        else:
-            raise ValueError(f"wire type {wire}")
-        if position > end:
-            raise ValueError("a field runs past its end")
-        yield number, payload
-
-
-def _varint(view: memoryview, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
-        byte = view[position]
-        position += 1
-        result |= (byte & 127) << shift
-        if byte < 128:
-            return result, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number is too long")
+    for span in spans_of(view):
+        yield span.number, view[span.begin : span.end] if span.wire == DELIMITED else None

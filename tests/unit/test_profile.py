@@ -167,6 +167,8 @@ def test_auto_keeps_what_the_user_set() -> None:
     plan = make_plan([Profiles(found.target)])
     mine = auto_options(EngineOptions(draft="auto", num_speculative_tokens=2, controller="window"), plan)
     assert (mine.num_speculative_tokens, mine.controller) == (2, "window")
+    narrow = auto_options(EngineOptions(draft="auto"), plan, 2)  # fewer than the default of 3 fit a round here
+    assert narrow.num_speculative_tokens == 2
     theirs = auto_options(EngineOptions(draft="auto"), plan)
     assert (theirs.num_speculative_tokens, theirs.controller) == (8, "adaptive")
 

@@ -129,19 +129,27 @@ def create_runtime(
         raise BackendError(
             f"onnxruntime {ort.__version__} cannot load {path}{where}: {short_message(error)}"
         ) from error
-    if strict and (found := _listed(runtime, device)).n_fallen:
-        n_nodes = sum(found.nodes.values())
-        total = "" if device.row.is_unlisted else f" of {n_nodes}"
-        is_fixed = all(isinstance(size, int) for port in runtime.get_inputs() for size in port.shape)
-        hint = "" if is_fixed else fixed_shapes_hint(device, found.n_fallen, n_nodes)
-        if options and found.n_fallen == n_nodes:
-            hint += f"; the device options were {', '.join(f'{key}={value}' for key, value in options.items())}"
-        raise BackendError(
-            f"{path}: {found.n_fallen}{total} nodes are not taken by device {device.name!r} "
-            f"and would run on the CPU ({name_some(found.fallbacks)}): export the model for that device, "
-            f"choose another one, or drop strict_device (--strict-device){hint}"
-        )
+    if strict:
+        _refuse_fallen(runtime, path, device, options or {})
     return runtime
+
+
+def _refuse_fallen(runtime: Any, path: Path, device: Device, options: Mapping[str, str]) -> None:
+    """Raises BackendError where nodes of a session fell back to the CPU."""
+    found = _listed(runtime, device)
+    if not found.n_fallen:
+        return
+    n_nodes = sum(found.nodes.values())
+    total = "" if device.row.is_unlisted else f" of {n_nodes}"
+    is_fixed = all(isinstance(size, int) for port in runtime.get_inputs() for size in port.shape)
+    hint = "" if is_fixed else fixed_shapes_hint(device, found.n_fallen, n_nodes)
+    if options and found.n_fallen == n_nodes:
+        hint += f"; the device options were {', '.join(f'{key}={value}' for key, value in options.items())}"
+    raise BackendError(
+        f"{path}: {found.n_fallen}{total} nodes are not taken by device {device.name!r} "
+        f"and would run on the CPU ({name_some(found.fallbacks)}): export the model for that device, "
+        f"choose another one, or drop strict_device (--strict-device){hint}"
+    )
 
 
 def placement(runtime: Any, device: Device) -> Placement:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.backends.onnx.wire import Field, delimited, fields_of, number
 from edgespec.errors import BundleError, ConfigError
+from edgespec.wire import Field, delimited, fields_of, number
 
 __all__ = ["OPERATORS", "native_graph", "with_own_operators"]
 

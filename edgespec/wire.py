@@ -1,11 +1,14 @@
-"""The protobuf wire format, as far as editing a graph's nodes needs it."""
+"""The protobuf wire format, as far as reading an ONNX file and editing a graph's nodes need it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Field", "delimited", "fields_of", "number"]
+__all__ = ["DELIMITED", "Field", "Span", "delimited", "fields_of", "number", "spans_of"]
+
+VARINT, DELIMITED = 0, 2  # wire types
+_FIXED = {1: 8, 5: 4}  # wire type -> bytes
 
 
 class Field(NamedTuple):
@@ -23,32 +26,46 @@ class Field(NamedTuple):
         return self.value
 
 
-def fields_of(data: bytes) -> Iterator[Field]:
-    """The fields of a message. Raises IndexError or ValueError where it is none."""
-    position, end = 0, len(data)
-    while position < end:
-        start = position
+class Span(NamedTuple):
+    """Where a field of a message lies. start: of its tag; begin, end: of its payload. value: of a varint, else 0."""
+
+    number: int
+    wire: int
+    start: int
+    begin: int
+    end: int
+    value: int
+
+
+def spans_of(data: bytes | memoryview) -> Iterator[Span]:
+    """Where the fields of a message lie; nothing is copied. Raises IndexError or ValueError where it is none."""
+    position, size = 0, len(data)
+    while position < size:
+        start, value = position, 0
         tag, position = _varint(data, position)
-        value: int | bytes
-        wire = tag & 7
-        if wire == 0:
+        wire, begin = tag & 7, position
+        if wire == VARINT:
             value, position = _varint(data, position)
-        elif wire == 2:
-            length, position = _varint(data, position)
-            value = data[position : position + length]
-            position += length
-        elif wire in (1, 5):
-            size = 8 if wire == 1 else 4
-            value = data[position : position + size]
-            position += size
+        elif wire == DELIMITED:
+            length, begin = _varint(data, position)
+            position = begin + length
+        elif wire in _FIXED:
+            position += _FIXED[wire]
         else:
             raise ValueError(f"wire type {wire}")
-        if position > end:
+        if position > size:
             raise ValueError("a field runs past its end")
-        yield Field(tag >> 3, value, data[start:position])
+        yield Span(tag >> 3, wire, start, begin, position, value)
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def fields_of(data: bytes) -> Iterator[Field]:
+    """The fields of a message. Raises IndexError or ValueError where it is none."""
+    for span in spans_of(data):
+        value = span.value if span.wire == VARINT else data[span.begin : span.end]
+        yield Field(span.number, value, data[span.start : span.end])
+
+
+def _varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     result = shift = 0
     while True:
         byte = data[position]
