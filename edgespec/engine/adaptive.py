@@ -8,92 +8,25 @@ outlives requests and never reaches the text: under the coupled rule it does not
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from edgespec.engine.acceptance import FADE_REQUEST, FADE_ROUND, Acceptance, Calibration
+from edgespec.engine.acceptance import FADE_ROUND, Acceptance, Calibration
 from edgespec.engine.controller import Controller
-from edgespec.engine.costs import KEPT, CostTable, MeasuredCosts
-from edgespec.engine.ledger import Ledger
+from edgespec.engine.costs import KEPT
+from edgespec.engine.learned import FEW, FIRST_REST, GUESS_PRIOR, Expectation, Key, Learned, Rest
 from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, RoundRecord
 
 __all__ = ["AdaptiveController", "Expectation", "Learned"]
 
 MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
-GUESS_PRIOR = 0.25  # of the free guess in a row that exact mode runs anyway
-FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
-FEW, SOON, LATE = 3, 8, 32  # a source tried fewer than 3 times gets a try 8 rounds after the last, another 32
+SOON, LATE = 8, 32  # a source tried fewer than FEW times gets a try 8 rounds after the last, another 32
 OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cost was seen seldom and then
-EXPECTED = 8.0  # judgements that a profile's acceptance is worth
 AMORTISED = 64  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
 MOST_OVERRUN = 4.0  # a proposal that took longer than this many times the usual is booked as that
-
-Key = tuple[str, int]  # source and bucket
-
-
-@dataclass
-class _Rest:
-    """How long a source that does not pay sits out before it is tried again: twice as long each time.
-
-    left: rounds, None while it is not sitting out.
-    """
-
-    left: int | None = None
-    wait: int = FIRST_REST
-
-    def begin(self) -> None:
-        self.left, self.wait = self.wait, min(2 * self.wait, LONGEST_REST)
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What a profile says before anything was decoded.
-
-    chances: source -> acceptance of each position, given that those before it were right. guess: of a free guess.
-    """
-
-    costs: MeasuredCosts
-    chances: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    guess: float = GUESS_PRIOR
-
-
-@dataclass
-class Learned:
-    """What outlives a request: costs, acceptance, the account, and who is sitting out."""
-
-    costs: CostTable = field(default_factory=CostTable)
-    ledger: Ledger = field(default_factory=Ledger)
-    acceptance: dict[Key, Acceptance] = field(default_factory=dict)
-    guess: Acceptance = field(default_factory=Acceptance)
-    calibration: dict[str, Calibration] = field(default_factory=dict)
-    known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
-    rest: dict[Key, _Rest] = field(default_factory=dict)
-    tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
-    rounds: int = 0
-    last_plain: int = 0  # the round that was plain last
-
-    @classmethod
-    def expecting(cls, expected: Expectation | None) -> Learned:
-        """To start with: as if a profile's acceptance had been seen EXPECTED times; nothing where None."""
-        if expected is None:
-            return cls()
-        learned = cls(CostTable(expected.costs))
-        learned.guess.expect([expected.guess], EXPECTED)
-        for source, chances in expected.chances.items():
-            learned.acceptance.setdefault((source, 0), Acceptance()).expect(chances, EXPECTED)
-            learned.known_k[source] = len(chances)
-        return learned
-
-    def begin_request(self) -> None:
-        """Another text: old evidence counts less, and whoever sits out may be tried again, as soon as at first."""
-        for entry in self.acceptance.values():
-            entry.fade(FADE_REQUEST)
-        for rest in self.rest.values():
-            rest.left, rest.wait = None, FIRST_REST
 
 
 class _Plain(NamedTuple):
@@ -173,9 +106,10 @@ class AdaptiveController(Controller):
             return self._none("measuring", "the cost of a plain step is measured")
         guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
         self._plain = plain = _Plain(seconds + self.memory.costs.host_s, 1.0 + guess)
-        bids = [bid for drafter, offer in offers for bid in self._bids(drafter, offer, room, plain)]
+        awake = [one for one in offers if not self._rest((one[0].source, one[1].bucket)).sleeps(one[1])]
+        bids = [bid for drafter, offer in awake for bid in self._bids(drafter, offer, room, plain)]
         if not bids:
-            return self._none(*self._why_no_bids(offers, room))
+            return self._none(*(self._why_no_bids(offers, room) if len(awake) == len(offers) else ("no gain",)))
         chosen = self._best(bids, plain)
         chosen = self._rival(bids, plain, chosen) if chosen else self._probe(bids, plain)
         if chosen is None:
@@ -218,6 +152,9 @@ class AdaptiveController(Controller):
         n_missed = self._n_tokens - self._fed.get(source, 0)
         catch_up_s = memory.costs.catch_up_s(source, n_missed) if n_missed > self.k + 1 else 0.0
         base_s = memory.costs.target_s(self._width(1), self._n_tokens) or 0.0
+        fixed_s = memory.costs.host_s + catch_up_s / max(1, min(AMORTISED, room))
+        usual, forgone_s = 1.0 - memory.costs.saved(source), (plain.tokens - 1.0) * plain.token_s
+        is_proven = evidence.evidence >= 1.0
         bids, survival, tokens = [], 1.0, 1.0
         for k, chance in enumerate(chances, 1):
             survival *= chance
@@ -227,26 +164,11 @@ class AdaptiveController(Controller):
             rows = self._width(1 + k + self._sunk) - self._sunk
             call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
             draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
-            usual_s = draft_s * (1.0 - memory.costs.saved(source))
-            seconds = call_s + memory.costs.host_s + usual_s + catch_up_s / max(1, min(AMORTISED, room))
-            at_risk_s = max(0.0, call_s - base_s) + draft_s + (plain.tokens - 1.0) * plain.token_s
+            seconds = call_s + draft_s * usual + fixed_s
+            at_risk_s = max(0.0, call_s - base_s) + draft_s + forgone_s
             passes = k if offer.passes is None else offer.passes
-            bids.append(
-                _Bid(
-                    drafter,
-                    key,
-                    k,
-                    tokens,
-                    seconds,
-                    at_risk_s,
-                    catch_up_s,
-                    n_missed,
-                    rows - self._width(1),
-                    passes,
-                    chance,
-                    evidence.evidence >= 1.0,
-                )
-            )
+            costs = (seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1), passes)
+            bids.append(_Bid(drafter, key, k, tokens, *costs, chance, is_proven))
         return bids
 
     def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
@@ -255,7 +177,7 @@ class AdaptiveController(Controller):
             if bid.rate * plain.token_s <= 1.0:
                 break
             if self._affords(bid, plain):
-                self._rest(bid).left = None
+                self._rest(bid.key).left = None
                 return bid
         return None
 
@@ -276,18 +198,19 @@ class AdaptiveController(Controller):
             shortest.setdefault(bid.key, bid)
         chosen = None
         for bid in sorted(shortest.values(), key=lambda bid: -bid.rate):
-            rest = self._rest(bid)
+            rest = self._rest(bid.key)
             if rest.left is None:
                 rest.begin()
-            elif rest.left > 0:
-                rest.left -= 1
-            elif chosen is None and self._affords(bid, plain):
+            elif rest.left == 0 and chosen is None and self._affords(bid, plain):
                 rest.begin()
                 chosen = bid
         return chosen
 
-    def _rest(self, bid: _Bid) -> _Rest:
-        return self.memory.rest.setdefault(bid.key, _Rest())
+    def _rest(self, key: Key) -> Rest:
+        rest = self.memory.rest.get(key)
+        if rest is None:
+            rest = self.memory.rest[key] = Rest()
+        return rest
 
     def _affords(self, bid: _Bid, plain: _Plain) -> bool:
         """Catching up is free once for a source nobody has tried, and for one that has shown itself worth it."""
@@ -353,7 +276,7 @@ class AdaptiveController(Controller):
         if is_own and record.scores and not record.cut:
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
-            self._rest(bid).wait = FIRST_REST
+            self._rest(bid.key).wait = FIRST_REST
         n_rows = record.n_rows - self._sunk
         call_s = memory.costs.target_s(n_rows, self._n_tokens, self._width(1)) or 0.0
         lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
@@ -363,10 +286,14 @@ class AdaptiveController(Controller):
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
-    def _none(self, kind: str, why: str) -> tuple[None, int]:
-        entry = self._off.setdefault(kind, {"rounds": 0, "at_token": self._n_tokens})
+    def _none(self, kind: str, why: str | None = None) -> tuple[None, int]:
+        """why: None for the reason that was given last."""
+        entry = self._off.setdefault(
+            kind, {"rounds": 0, "at_token": self._n_tokens, "why": "what did not pay sits out"}
+        )
         entry["rounds"] += 1
-        entry["why"] = why
+        if why is not None:
+            entry["why"] = why
         return None, 0
 
     def _why_no_bids(self, offers: Sequence[tuple[Drafter, Offer]], room: int) -> tuple[str, str]:

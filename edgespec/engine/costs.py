@@ -10,6 +10,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 __all__ = ["KEPT", "CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
@@ -20,6 +21,7 @@ SEEDS = 8, 4  # samples that a profile's figure counts for, and a guess from oth
 PACE, MOST_CHANGE = 0.25, 1.25  # how fast the table follows a machine that slows down or a context that grows
 HOST_PACE = 0.1
 SAVED_PACE = 0.1
+CONTEXT_STEP = 32  # cached tokens that a call's cost is taken not to change over
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,13 @@ class DraftCosts:
         longest = max(self.catch_up)
         return max(0.0, self.catch_up[longest].median) / longest
 
+    @cached_property
+    def _medians(self) -> dict[int, float]:
+        return {n: entry.median for n, entry in self.steps.items()}
+
     def seconds(self, k: int) -> float:
         """A proposal of k tokens: between two lengths that were measured its share of the steps between them."""
-        medians = {n: entry.median for n, entry in self.steps.items()}
+        medians = self._medians
         below = max((n for n in medians if n < k), default=None)
         above = min((n for n in medians if n > k), default=None)
         if k in medians or below is None or above is None:
@@ -87,10 +93,14 @@ class MeasuredCosts:
     host_s: float = 0.0
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
 
+    @cached_property
+    def _medians(self) -> dict[int, dict[int, float]]:
+        return {at: {n: entry.median for n, entry in rows.items()} for at, rows in self.target.items()}
+
     def seconds(self, n_rows: int, n_past: int) -> float:
         """A target call of `n_rows` rows on `n_past` cached tokens, between the context lengths that were measured."""
         contexts = sorted(self.target)
-        values = [at_or_above({n: s.median for n, s in self.target[at].items()}, n_rows) for at in contexts]
+        values = [at_or_above(self._medians[at], n_rows) for at in contexts]
         if len(contexts) == 1 or n_past <= contexts[0]:
             return values[0]
         share = min((n_past - contexts[0]) / (contexts[-1] - contexts[0]), 4.0)
@@ -161,6 +171,7 @@ class CostTable:
         self._drafts: dict[str, _Running] = {}
         self._catch_up: dict[str, float] = {}
         self._saved: dict[str, float] = {}
+        self._asked: dict[tuple[int, int, int], float | None] = {}  # answers until something new is learnt
 
     def knows(self, n_rows: int) -> bool:
         """Whether a call of so many rows was measured here or in the profile."""
@@ -172,9 +183,13 @@ class CostTable:
 
     def target_s(self, n_rows: int, n_past: int, least: int = 1) -> float | None:
         """A target call; None while nothing at all is known. No less than one of `least` rows, whatever noise says."""
-        base = self._base(n_rows, n_past)
-        if base is not None and least < n_rows:
-            base = max(base, self._base(least, n_past) or 0.0)
+        key = n_rows, n_past // CONTEXT_STEP, least
+        if key not in self._asked:  # a controller asks the same again, round after round
+            base = self._base(n_rows, n_past)
+            if base is not None and least < n_rows:
+                base = max(base, self._base(least, n_past) or 0.0)
+            self._asked[key] = base
+        base = self._asked[key]
         return None if base is None else base * self.pace
 
     def _base(self, n_rows: int, n_past: int) -> float | None:
@@ -205,6 +220,7 @@ class CostTable:
         is_settled = self.measured is not None or self._seen[n_rows] > KEPT
         if is_settled and n_rows == min(self._seen):
             return  # the yardstick: what changes with it is the pace
+        self._asked.clear()
         if self._seen[n_rows] == 1 and (guess := self._base(n_rows, n_past)):
             for _ in range(SEEDS[self.measured is None]):
                 self._rows.add(n_rows, guess)

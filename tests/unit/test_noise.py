@@ -54,7 +54,7 @@ def test_extreme_hashes_give_finite_noise():
     values = noise_module._gumbel(edges)
     assert np.isfinite(values).all()
     assert (np.diff(values) > 0).all()
-    assert values[-1] < noise_module._GUMBEL_MAX < values[-1] + 0.1
+    assert 36.7 < values[-1] < 36.8
 
 
 KEYS = [

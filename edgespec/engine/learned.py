@@ -1,0 +1,104 @@
+"""What a controller knows beyond a request: costs, acceptance, the account, and which sources sit out.
+
+Starts from a profile where there is one, and decides nothing: see `edgespec.engine.adaptive`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgespec.engine.acceptance import FADE_REQUEST, Acceptance, Calibration
+from edgespec.engine.costs import CostTable, MeasuredCosts
+from edgespec.engine.ledger import Ledger
+from edgespec.types import Offer
+
+__all__ = ["FEW", "GUESS_PRIOR", "Expectation", "Key", "Learned", "Rest"]
+
+GUESS_PRIOR = 0.25  # acceptance of the free guess in a row that exact mode runs anyway
+FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
+WEIGHED_EVERY = 16  # rounds of a rest
+NEWS = 0.05  # how much better a source's own estimate must have become to be weighed at once
+FEW = 3  # tries of a source that are remembered
+EXPECTED = 8.0  # judgements that a profile's acceptance is worth
+
+Key = tuple[str, int]  # source and bucket
+
+
+@dataclass
+class Rest:
+    """How long a source that does not pay sits out before it is tried again: twice as long each time.
+
+    left: rounds, None while it is not sitting out. hope: the acceptance that it named when it was last weighed.
+    """
+
+    left: int | None = None
+    wait: int = FIRST_REST
+    hope: float = 0.0
+
+    def begin(self) -> None:
+        self.left, self.wait = self.wait, min(2 * self.wait, LONGEST_REST)
+
+    def end(self) -> None:
+        self.left, self.wait = None, FIRST_REST
+
+    def sleeps(self, offer: Offer) -> bool:
+        """Count a round; whether the source need not be weighed in it: only now and then while it sits out.
+
+        Weighing costs a percent of a small model's step, and nothing has changed unless the source itself says so.
+        """
+        has_news = (offer.acceptance or 0.0) > self.hope + NEWS
+        if self.left:
+            self.left -= 1
+            if self.left % WEIGHED_EVERY and not has_news:
+                return True
+        self.hope = offer.acceptance or 0.0
+        return False
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a profile says before anything was decoded.
+
+    chances: source -> acceptance of each position, given that those before it were right. guess: of a free guess.
+    """
+
+    costs: MeasuredCosts
+    chances: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    guess: float = GUESS_PRIOR
+
+
+@dataclass
+class Learned:
+    """What outlives a request: costs, acceptance, the account, and who is sitting out."""
+
+    costs: CostTable = field(default_factory=CostTable)
+    ledger: Ledger = field(default_factory=Ledger)
+    acceptance: dict[Key, Acceptance] = field(default_factory=dict)
+    guess: Acceptance = field(default_factory=Acceptance)
+    calibration: dict[str, Calibration] = field(default_factory=dict)
+    known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
+    rest: dict[Key, Rest] = field(default_factory=dict)
+    tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
+    rounds: int = 0
+    last_plain: int = 0  # the round that was plain last
+
+    @classmethod
+    def expecting(cls, expected: Expectation | None) -> Learned:
+        """To start with: as if a profile's acceptance had been seen EXPECTED times; nothing where None."""
+        if expected is None:
+            return cls()
+        learned = cls(CostTable(expected.costs))
+        learned.guess.expect([expected.guess], EXPECTED)
+        for source, chances in expected.chances.items():
+            learned.acceptance.setdefault((source, 0), Acceptance()).expect(chances, EXPECTED)
+            learned.known_k[source] = len(chances)
+        return learned
+
+    def begin_request(self) -> None:
+        """Another text: old evidence counts less, and whoever sits out may be tried again, as soon as at first."""
+        for entry in self.acceptance.values():
+            entry.fade(FADE_REQUEST)
+        for rest in self.rest.values():
+            rest.end()
