@@ -134,7 +134,12 @@ class Answers:
         self.asked += 1
         if self.asked in self.fails:
             raise BackendError("it failed")
-        return {"tokens": [1] * n_tokens, "first_tokens": 1, "ttft_s": 0.1, "seconds": (n_tokens - 1) / self.tok_s}
+        return {
+            "tokens": ([1] * (prompt[0] - 1) + [7] * n_tokens)[:n_tokens],
+            "first_tokens": 1,
+            "ttft_s": 0.1,
+            "seconds": (n_tokens - 1) / self.tok_s,
+        }
 
 
 def take_turns(running: dict[str, Any], tmp_path: Path, **changes: Any) -> list[dict[str, Any]]:
@@ -152,6 +157,17 @@ def test_a_slow_side_sits_out_a_short_run(tmp_path: Path) -> None:
     assert "30 tok/s on the first prompt, under 0.4 of the fastest plain side's 100" in skipped["reason"]
     whole = take_turns({"fast": Answers(100), "slow": Answers(30)}, tmp_path / "whole", slowest=0.0)
     assert Counter(row["side"] for row in whole) == {"fast": 6, "slow": 6}
+
+
+def test_sides_run_as_far_as_an_answer_goes(tmp_path: Path) -> None:
+    """An answer of 30 tokens was followed by 66 that nobody asked for, and counted as copying."""
+    prompts = {"chat": [("long", [99, 2]), ("short", [30, 2]), ("tiny", [3, 2])]}
+    with RowFile(tmp_path / "rows.jsonl") as out:
+        running: dict[str, Any] = {"draft": Answers(9, what="speculative"), "plain": Answers(9)}
+        turns._Turns(part(n_tokens=64, turns=1), running, out, quiet, frozenset({7})).run(prompts)
+        rows = [row for row in out.rows if row["row"] == "run"]
+    assert {(row["prompt"], row["n_tokens"]) for row in rows} == {("long", 64), ("short", 30), ("tiny", 16)}
+    assert Counter(row["side"] for row in rows) == {"draft": 3, "plain": 3}
 
 
 def test_a_side_that_fails_keeps_its_rows_and_is_left_out_when_it_fails_again_and_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from edgespec_bench.sides import Side, edgespec_side, find_side
 from edgespec_bench.spread import Spread
 from edgespec_bench.suite.parts import FULL, Cell, Part
 from edgespec_bench.suite.rows import RowFile
-from edgespec_bench.suite.runner import RunOptions, encoder, write_card
+from edgespec_bench.suite.runner import RunOptions, encoder, end_tokens, write_card
 from edgespec_bench.suite.turns import run_part
 
 __all__ = ["OwnOptions", "measure_own", "own_sides"]
@@ -70,7 +70,8 @@ def measure_own(options: OwnOptions, rows_file: Path, progress: Progress) -> dic
     size = replace(FULL, name="own", cells=cells, n_prompts=options.n_prompts, n_tokens=options.n_tokens)
     with RowFile(rows_file) as out:
         write_card(RunOptions(size, model=options.model, threads=options.threads), out)
-        run_part(part, own_sides(folder), encoder(options.model), options.threads, out, progress)
+        ends = end_tokens(options.model)
+        run_part(part, own_sides(folder), encoder(options.model), options.threads, out, progress, ends)
         return _result(options, Figures(out.rows))
 
 

@@ -24,7 +24,16 @@ from edgespec_bench.suite.parts import Size, parts_of
 from edgespec_bench.suite.rows import RowFile
 from edgespec_bench.suite.turns import Encode, run_part
 
-__all__ = ["PART_NAMES", "ROWS_FILE", "RunOptions", "encoder", "results_folder", "run_suite", "write_card"]
+__all__ = [
+    "PART_NAMES",
+    "ROWS_FILE",
+    "RunOptions",
+    "encoder",
+    "end_tokens",
+    "results_folder",
+    "run_suite",
+    "write_card",
+]
 
 Progress = Callable[..., None]
 ROWS_FILE = "rows.jsonl"
@@ -116,9 +125,18 @@ def encoder(model: str) -> Encode:
     return lambda messages: tokenizer.encode("\n".join(message["content"] for message in messages))
 
 
+def end_tokens(model: str) -> tuple[int, ...]:
+    """Tokens with which the answers of `model` end."""
+    from edgespec.bundle import Bundle
+    from edgespec.pairs import ensure
+
+    return Bundle.open(Path(ensure(model))).info.eos_ids
+
+
 def _sides(options: RunOptions, encode: Encode, out: RowFile, progress: Progress) -> None:
     part = parts_of(options.size, options.model, options.scaled)[0]
-    run_part(part, list_sides(), encode, options.threads, out, progress)
+    ends = end_tokens(options.model)
+    run_part(part, list_sides(), encode, options.threads, out, progress, ends)
 
 
 def scaled_sides(model: str, keys: Sequence[str]) -> tuple[Side, ...]:
@@ -142,7 +160,8 @@ def _scaled(options: RunOptions, encode: Encode, out: RowFile, progress: Progres
     except ConfigError as error:
         way = f"`python -m edgespec_bench widen -m {options.model} --factor 3` makes the scaled target"
         raise ConfigError(f"{error} ({way})") from error
-    run_part(part, scaled_sides(options.model, options.size.scaled_keys), encode, options.threads, out, progress)
+    sides = scaled_sides(options.model, options.size.scaled_keys)
+    run_part(part, sides, encode, options.threads, out, progress, end_tokens(options.model))
 
 
 def _costs(options: RunOptions, encode: Encode, out: RowFile, progress: Progress) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,12 +37,24 @@ _KEPT = (
     "draft_s",
 )
 _MOST_FAILURES = 3
+LEAST_TOKENS = 16
 _REQUEST = ("kind", "setting", "prompt", "turn")
 
 
-def run_part(part: Part, sides: Sequence[Side], encode: Encode, threads: int, out: RowFile, progress: Progress) -> None:
+def run_part(
+    part: Part,
+    sides: Sequence[Side],
+    encode: Encode,
+    threads: int,
+    out: RowFile,
+    progress: Progress,
+    ends: Collection[int] = (),
+) -> None:
     """Measure one part to its end; `encode` makes the ids of a conversation, which every side gets.
 
+    ends: tokens with which an answer ends. Every side runs on a prompt for as many tokens as the first plain side
+    needs to end its answer greedily, LEAST_TOKENS at least and part.n_tokens at most: what comes after an answer is
+    text that nobody asks for, and nothing is copied there.
     Of a part that was stopped, the sides that were started alone and the prompts that all have answered are not done
     again; sides that could not be started are tried again.
     """
@@ -55,7 +67,7 @@ def run_part(part: Part, sides: Sequence[Side], encode: Encode, threads: int, ou
         if not running:
             out.write("skip", part=part.name, side=None, reason=f"no side could be started on {part.model}")
             return
-        _Turns(part, running, out, progress).run(prompts)
+        _Turns(part, running, out, progress, frozenset(ends)).run(prompts)
     out.write("done", part=part.name)
 
 
@@ -123,8 +135,16 @@ def _start_together(
 class _Turns:
     """The warm requests of a part; the first of each side on its first prompt, which warms up, is thrown away."""
 
-    def __init__(self, part: Part, running: dict[str, SideProcess], out: RowFile, progress: Progress) -> None:
-        self.part, self.out, self.progress, self.running = part, out, progress, running
+    def __init__(
+        self,
+        part: Part,
+        running: dict[str, SideProcess],
+        out: RowFile,
+        progress: Progress,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        self.part, self.out, self.progress, self.running, self.ends = part, out, progress, running, ends
+        self.lengths: dict[str, int] = {}  # of the answers to prompts
         self.count = 0
         self.failures: Counter[str] = Counter()
         self.answered: dict[tuple[Any, ...], set[str]] = {}
@@ -136,6 +156,7 @@ class _Turns:
         first = next(iter(prompts.values()))[0][1]
         for name in list(self.running):
             self._ask(name, first, SETTINGS["t0"], 1, "warming up")
+        self._find_lengths([prompt for own in prompts.values() for prompt in own])
         total = sum(len(prompts[cell.kind]) for cell in self.part.cells) * self.part.turns
         for cell in self.part.cells:
             for turn in range(self.part.turns):
@@ -143,6 +164,18 @@ class _Turns:
                     stage = f"{self.part.name}: {cell.kind}, {SETTING_LABELS[cell.setting]}"
                     self.progress(stage, self.count, total)
                     self._one(cell.kind, cell.setting, prompt_id, ids, turn)
+
+    def _find_lengths(self, prompts: Sequence[tuple[str, list[int]]]) -> None:
+        """Where the first plain side ends its answers."""
+        plain = next((name for name, process in self.running.items() if process.side.what == "plain"), None)
+        if plain is None or not self.ends:
+            return
+        for number, (prompt_id, ids) in enumerate(prompts):
+            self.progress(f"{self.part.name}: where answers end", number, len(prompts))
+            answer = self._ask(plain, ids, SETTINGS["t0"], 1, prompt_id) if plain in self.running else None
+            tokens = answer["tokens"] if answer else []
+            end = next((n for n, token in enumerate(tokens, 1) if token in self.ends), self.part.n_tokens)
+            self.lengths[prompt_id] = min(max(end, LEAST_TOKENS), self.part.n_tokens)
 
     def _one(self, kind: str, setting: str, prompt_id: str, ids: list[int], turn: int) -> None:
         names = list(self.running)
@@ -166,7 +199,8 @@ class _Turns:
     ) -> dict[str, Any] | None:
         """The answer; None where it fails or everything came at once. A side that fails again and again is left out."""
         try:
-            answer = self.running[name].decode(ids, self.part.n_tokens, seed=seed, **setting)
+            n_tokens = self.lengths.get(prompt_id, self.part.n_tokens)
+            answer = self.running[name].decode(ids, n_tokens, seed=seed, **setting)
             decode_tok_s(answer)
         except EdgeSpecError as error:
             self.failures[name] += 1
