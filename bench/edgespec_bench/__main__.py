@@ -163,10 +163,10 @@ def auto(as_json: bool, **values: Any) -> None:
         )
         for row in result["rows"]:
             click.echo(
-                f"{row['kind']:10} auto {row['auto_vs_plain']['median']:.2f}x plain "
-                f"({row['auto_vs_plain_at_standard_costs']['median']:.2f}x at standard costs), "
-                f"{row['auto_vs_best_fixed']['median']:.2f}x the best fixed ({row['best_fixed']}; "
-                f"{row['auto_vs_best_fixed_at_standard_costs']['median']:.2f}x at standard costs)"
+                f"{row['kind']:10} auto {row['auto_vs_plain']['together']:.2f}x plain "
+                f"({row['auto_vs_plain_at_standard_costs']['together']:.2f}x at standard costs), "
+                f"{row['auto_vs_best_fixed']['together']:.2f}x the best fixed ({row['best_fixed']}; "
+                f"{row['auto_vs_best_fixed_at_standard_costs']['together']:.2f}x at standard costs)"
             )
     click.echo(json.dumps({**values, "commit": commit(), **result}, allow_nan=False))
 

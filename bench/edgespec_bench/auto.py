@@ -23,8 +23,8 @@ from edgespec.profile import Effort, profile_llm
 from edgespec.stats import RunStats
 from edgespec.types import RoundRecord
 from edgespec_bench.prompts import load_prompts
-from edgespec_bench.spread import paired_ratio, spread
-from edgespec_bench.standard import standard_speeds
+from edgespec_bench.spread import paired_ratio
+from edgespec_bench.standard import Pace, standard_paces
 
 __all__ = ["AutoOptions", "measure_auto"]
 
@@ -64,10 +64,10 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:
             measured = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
-    speeds = {kind: found[0] for kind, found in measured.items()}
+    paces = {kind: found[0] for kind, found in measured.items()}
     return {
         "plan": plan.summary(),
-        "predictions": _predictions(plan, speeds),
+        "predictions": _predictions(plan, paces),
         "rows": [_row(kind, *found) for kind, found in measured.items()],
     }
 
@@ -105,13 +105,13 @@ def _wanted(plan: Plan, ks: Sequence[int]) -> list[Candidate]:
 
 def _measure(
     sides: Mapping[str, LLM], kind: str, prompts: Sequence[list[int]], options: AutoOptions, say: Say
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Label -> tokens a second for each prompt, as it was and at standard costs.
+) -> tuple[dict[str, list[Pace]], dict[str, list[Pace]]]:
+    """Label -> pace of each prompt's answer, as it was and at standard costs.
 
     Prompts that some side answers in one round are left out.
     """
     params = SamplingParams(max_tokens=options.n_tokens, temperature=options.temperature, seed=1)
-    speeds: dict[str, list[float]] = {label: [] for label in sides}
+    paces: dict[str, list[Pace]] = {label: [] for label in sides}
     answers: dict[str, list[list[RoundRecord]]] = {label: [] for label in sides}
     for turn, prompt in enumerate(prompts):
         say(f"{kind}, prompt {turn + 1} of {len(prompts)}, {len(sides)} ways")
@@ -123,34 +123,48 @@ def _measure(
             found[label] = sides[label].generate([prompt], params)[0].outputs[0].stats
         if all(stats.decode_tok_s is not None for stats in found.values()):
             for label, stats in found.items():
-                speeds[label].append(stats.decode_tok_s or 0.0)
+                tokens = sum(record.emitted for record in stats.records[1:])
+                paces[label].append(Pace(tokens, tokens / (stats.decode_tok_s or 1.0)))
                 answers[label].append(stats.records)
-    if not speeds[PLAIN]:
+    if not paces[PLAIN]:
         raise ConfigError(f"every {kind} prompt was answered in one round: use more tokens (-n)")
-    return speeds, standard_speeds(answers)
+    return paces, standard_paces(answers)
 
 
-def _row(kind: str, speeds: Mapping[str, list[float]], standard: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Auto against plain and against the fixed length that was best on this kind of prompt, known only afterwards."""
-    row: dict[str, Any] = {"kind": kind, "n_prompts": len(speeds[PLAIN])}
-    for suffix, values in (("", speeds), ("_at_standard_costs", standard)):
-        fixed = {label: own for label, own in values.items() if "k =" in label}
-        best = max(fixed, key=lambda label: spread(fixed[label]).median) if fixed else PLAIN
+def _row(kind: str, paces: Mapping[str, list[Pace]], standard: Mapping[str, list[Pace]]) -> dict[str, Any]:
+    """Auto against plain and against the fixed length that was best on this kind of prompt, known only afterwards.
+
+    Speeds are of all answers of a kind together, as a user waits for them; ratios of single answers are the spread.
+    """
+    row: dict[str, Any] = {"kind": kind, "n_prompts": len(paces[PLAIN])}
+    for suffix, values in (("", paces), ("_at_standard_costs", standard)):
+        fixed = [label for label in values if "k =" in label]
+        best = max(fixed, key=lambda label: _together(values[label])) if fixed else PLAIN
         row |= {
-            f"tok_s{suffix}": {label: round(spread(own).median, 1) for label, own in values.items()},
-            f"auto_vs_plain{suffix}": paired_ratio(values[AUTO], values[PLAIN]).to_dict(3),
+            f"tok_s{suffix}": {label: round(_together(own), 1) for label, own in values.items()},
+            f"auto_vs_plain{suffix}": _ratio(values[AUTO], values[PLAIN]),
             f"best_fixed{suffix}": best,
-            f"auto_vs_best_fixed{suffix}": paired_ratio(values[AUTO], values[best]).to_dict(3),
+            f"auto_vs_best_fixed{suffix}": _ratio(values[AUTO], values[best]),
         }
     return row
 
 
-def _predictions(plan: Plan, speeds: Mapping[str, Mapping[str, list[float]]]) -> dict[str, Any]:
+def _together(paces: Sequence[Pace]) -> float:
+    """Tokens a second over all answers, one after the other."""
+    return sum(pace.tokens for pace in paces) / sum(pace.seconds for pace in paces)
+
+
+def _ratio(ours: Sequence[Pace], theirs: Sequence[Pace]) -> dict[str, Any]:
+    by_answer = paired_ratio([pace.tok_s for pace in ours], [pace.tok_s for pace in theirs])
+    return {"together": round(_together(ours) / _together(theirs), 3), **by_answer.to_dict(3)}
+
+
+def _predictions(plan: Plan, paces: Mapping[str, Mapping[str, list[Pace]]]) -> dict[str, Any]:
     """Predicted and measured tokens a second over all kinds, and how far the chosen one is from the best measured."""
     measured = {
-        c.label: _mean([value for kind in speeds.values() for value in kind[c.label]])
+        c.label: _together([pace for kind in paces.values() for pace in kind[c.label]])
         for c in plan.candidates
-        if all(c.label in kind for kind in speeds.values())
+        if all(c.label in kind for kind in paces.values())
     }
     plain = next(c for c in plan.candidates if c.draft == "none")
     rows = [
@@ -178,8 +192,3 @@ def _prediction(candidate: Candidate, measured_tok_s: float, drift: float) -> di
         "error": round(candidate.tok_s / measured_tok_s - 1, 3),
         "relative_error": round(candidate.tok_s / measured_tok_s / drift - 1, 3),
     }
-
-
-def _mean(speeds: Sequence[float]) -> float:
-    """Tokens a second over texts of one length: the harmonic mean, as times add up."""
-    return len(speeds) / sum(1 / speed for speed in speeds)

@@ -10,17 +10,29 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from edgespec.types import FILLER, RoundRecord
 
-__all__ = ["standard_speeds"]
+__all__ = ["Pace", "standard_paces"]
 
 UNDRAFTED = ("none", FILLER)
 Answers = Mapping[str, Sequence[Sequence[RoundRecord]]]
 
 
-def standard_speeds(answers: Answers) -> dict[str, list[float]]:
-    """Label -> tokens a second of each answer, its first round left out. answers: label -> records of each prompt.
+class Pace(NamedTuple):
+    """Of an answer without its first round: tokens, and the seconds that they took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tok_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def standard_paces(answers: Answers) -> dict[str, list[Pace]]:
+    """Label -> pace of each answer. answers: label -> records of each prompt.
 
     A call costs the median of its row count, a proposal that of its source and length, both over all labels; the rest
     of a round the median of its label. A proposal after rounds without one also catches up: it costs what it did.
@@ -36,18 +48,18 @@ def standard_speeds(answers: Answers) -> dict[str, list[float]]:
                 proposals[record.source, record.drafted].append(record.propose_s)
     call_s = {rows: median(values) for rows, values in calls.items()}
     proposal_s = {key: median(values) for key, values in proposals.items()}
-    speeds: dict[str, list[float]] = {}
+    paces: dict[str, list[Pace]] = {}
     for label, texts in answers.items():
         host_s = median(hosts[label]) if hosts[label] else 0.0
-        speeds[label] = []
+        paces[label] = []
         for text in texts:
             tokens, seconds = 0, 0.0
             for record, is_usual in _rounds(text):
                 drafting_s = proposal_s[record.source, record.drafted] if is_usual else record.propose_s
                 seconds += call_s[record.n_rows] + drafting_s + host_s
                 tokens += record.emitted
-            speeds[label].append(tokens / seconds if seconds else 0.0)
-    return speeds
+            paces[label].append(Pace(tokens, seconds))
+    return paces
 
 
 def _rounds(text: Sequence[RoundRecord]) -> list[tuple[RoundRecord, bool]]:

@@ -6,20 +6,20 @@ import dataclasses
 
 import pytest
 from edgespec_bench import auto
-from edgespec_bench.standard import standard_speeds
+from edgespec_bench.standard import Pace, standard_paces
 from plan_world import draft, plan, target
 
 from edgespec.errors import ConfigError
 from edgespec.types import RoundRecord
 
 
-def test_predictions_are_judged_by_the_harmonic_mean_over_all_kinds() -> None:
+def test_predictions_are_judged_by_all_answers_together() -> None:
     found = plan(target(0.1), draft((0.8,), 0.05), schedule="serial")
     labels = [c.label for c in auto._wanted(found, (1, 3))]
     assert not any("overlapped" in label for label in labels)
     assert sum("model, k =" in label for label in labels) == 2
-    measured = {label: [1.0, 2.0] for label in labels}
-    measured[found.chosen.label] = [0.5, 1.0]
+    measured = {label: [Pace(10, 10.0), Pace(10, 5.0)] for label in labels}
+    measured[found.chosen.label] = [Pace(10, 20.0), Pace(10, 10.0)]
     judged = auto._predictions(found, {"chat": measured, "code": measured})
     assert judged["chosen_vs_best"] == 0.5
     row = next(row for row in judged["rows"] if row["label"] == found.chosen.label)
@@ -37,12 +37,22 @@ def test_auto_is_held_against_the_best_fixed_length_of_a_kind() -> None:
         "ngram, k = 3, serial, on cpu": [9.0, 9.0],
         "ngram, k <= 8, serial, on cpu": [30.0, 30.0],
     }
-    row = auto._row("chat", speeds, {label: [2 * value for value in values] for label, values in speeds.items()})
+    paces = {label: [Pace(int(30 * value), 30.0) for value in values] for label, values in speeds.items()}
+    standard = {label: [Pace(pace.tokens, 15.0) for pace in own] for label, own in paces.items()}
+    row = auto._row("chat", paces, standard)
     assert row["auto_vs_plain_at_standard_costs"] == row["auto_vs_plain"]
     assert row["tok_s_at_standard_costs"]["plain"] == 20.0
     assert row["best_fixed"] == "ngram, k = 1, serial, on cpu"
-    assert row["auto_vs_plain"]["median"] == pytest.approx(1.15)
-    assert row["auto_vs_best_fixed"]["median"] == pytest.approx(0.958, abs=0.01)
+    assert row["auto_vs_plain"]["median"] == row["auto_vs_plain"]["together"] == pytest.approx(1.15)
+    assert row["auto_vs_best_fixed"]["together"] == pytest.approx(0.958, abs=0.01)
+
+
+def test_a_long_answer_weighs_as_much_as_it_takes() -> None:
+    """Of three answers of ten tokens and one of a thousand the long one is what a user waits for."""
+    plain = [Pace(10, 10.0)] * 3 + [Pace(1000, 1000.0)]
+    ratio = auto._ratio([Pace(10, 20.0)] * 3 + [Pace(1000, 500.0)], plain)
+    assert ratio["median"] == 0.5
+    assert ratio["together"] == pytest.approx(1030 / 560, abs=1e-3)
 
 
 def record(index: int, source: str, drafted: int, emitted: int, target_s: float, propose_s: float = 0.0) -> RoundRecord:
@@ -54,10 +64,10 @@ def test_standard_costs_leave_what_was_decided_and_accepted() -> None:
     """A machine that was slow for one of two ways to decode changes nothing; a catch-up costs what it did."""
     drafted = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 4.0, 7.0), record(2, "eagle", 1, 2, 4.0, 1.0)]
     slow = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 8.0, 7.0), record(2, "eagle", 1, 2, 8.0, 3.0)]
-    found = standard_speeds({"one": [drafted], "other": [slow]})
+    found = standard_paces({"one": [drafted], "other": [slow]})
     assert found["one"] == found["other"] == [4 / (6.0 + 7.0 + 0.5 + 6.0 + 2.0 + 0.5)]
     plain = [record(0, "none", 0, 1, 9.0), record(1, "none", 0, 1, 3.0)]
-    assert standard_speeds({"plain": [plain]}) == {"plain": [1 / 3.5]}
+    assert standard_paces({"plain": [plain]}) == {"plain": [1 / 3.5]}
 
 
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
