@@ -65,9 +65,9 @@ def test_standard_costs_leave_what_was_decided_and_accepted() -> None:
     drafted = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 4.0, 7.0), record(2, "eagle", 1, 2, 4.0, 1.0)]
     slow = [record(0, "none", 0, 1, 9.0), record(1, "eagle", 1, 2, 8.0, 7.0), record(2, "eagle", 1, 2, 8.0, 3.0)]
     found = standard_paces({"one": [drafted], "other": [slow]})
-    assert found["one"] == found["other"] == [4 / (6.0 + 7.0 + 0.5 + 6.0 + 2.0 + 0.5)]
+    assert found["one"] == found["other"] == [Pace(4, 6.0 + 7.0 + 0.5 + 6.0 + 2.0 + 0.5)]
     plain = [record(0, "none", 0, 1, 9.0), record(1, "none", 0, 1, 3.0)]
-    assert standard_paces({"plain": [plain]}) == {"plain": [1 / 3.5]}
+    assert standard_paces({"plain": [plain]}) == {"plain": [Pace(1, 3.5)]}
 
 
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
