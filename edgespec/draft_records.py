@@ -1,4 +1,4 @@
-"""What the rounds of calibration runs say of a draft: the cost of proposals and of catching up, and its acceptance.
+"""What the rounds of calibration runs say: costs of proposals and of catching up, acceptance, the host's share.
 
 Arithmetic on round records; who runs the rounds, and where the figures are kept, is for `edgespec.profile`.
 """
@@ -6,11 +6,15 @@ Arithmetic on round records; who runs the rounds, and where the figures are kept
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
-from edgespec.engine.costs import DraftCosts, Spread, spread
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
 from edgespec.types import RoundRecord
 
-__all__ = ["chances", "draft_costs"]
+__all__ = ["chances", "choice_s", "draft_costs", "in_place", "token_s"]
+
+LEAST_ROUNDS = 3  # of a row count, to say how long its calls take
 
 
 def draft_costs(runs: Mapping[int, Sequence[RoundRecord]], kind: str, n_prompts: Sequence[int]) -> DraftCosts:
@@ -40,6 +44,62 @@ def chances(records: Sequence[RoundRecord]) -> tuple[float, ...]:
             break
         found.append(sum(r.accepted > place for r in reached) / max(1, len(reached)))
     return tuple(found) or (0.0,)
+
+
+def token_s(records: Sequence[RoundRecord]) -> float:
+    """Host seconds of an accepted token beyond the first token of a round; 0 where none was accepted."""
+    rounds = [record for record in records if record.index]
+    base = [_host_s(record) for record in rounds if not record.accepted]
+    extra = [(_host_s(record) - median(base)) / record.accepted for record in rounds if base and record.accepted]
+    return max(0.0, median(extra)) if extra else 0.0
+
+
+def choice_s(records: Sequence[RoundRecord], host_s: float, a_token_s: float) -> float:
+    """Host seconds of a round under a controller beyond those of a plain round and of its accepted tokens."""
+    extra = [_host_s(record) - host_s - a_token_s * record.accepted for record in records if record.index]
+    return max(0.0, median(extra)) if extra else 0.0
+
+
+def in_place(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Sequence[int]) -> MeasuredCosts:
+    """`costs` with the target's calls as long as they took between the other work of a round.
+
+    By themselves, the same row count over and over, small calls were up to 10 % slower and large ones 30 % faster: each
+    row count is corrected by the median of its rounds, those that were hardly run like their neighbours. Steps stay.
+    n_prompts: tokens of each request's prompt.
+    """
+    shares: dict[int, list[float]] = {}
+    lengths, n_past = iter(n_prompts), 0
+    for record in records:
+        if record.index == 0:
+            n_past = next(lengths)
+        else:
+            share = record.target_s / (costs.seconds(record.n_rows, n_past) or 1.0)
+            shares.setdefault(record.n_rows, []).append(share)
+        n_past += record.emitted
+    known = {n: median(values) for n, values in sorted(shares.items()) if len(values) >= LEAST_ROUNDS}
+    if not known:
+        return costs
+    target = {
+        at: {n: _scaled(entry, _between(known, n)) for n, entry in rows.items()} for at, rows in costs.target.items()
+    }
+    return replace(costs, target=target)
+
+
+def _between(table: Mapping[int, float], n: int) -> float:
+    """The entry of `n`, or its share of the way between the entries around it."""
+    below, above = max((m for m in table if m <= n), default=None), min((m for m in table if m >= n), default=None)
+    if below is None or above is None:
+        return table[min(table) if below is None else max(table)]
+    return table[below] + (table[above] - table[below]) * ((n - below) / (above - below) if above > below else 0.0)
+
+
+def _scaled(entry: Spread, by: float) -> Spread:
+    return Spread(entry.median * by, entry.low * by, entry.high * by, entry.n)
+
+
+def _host_s(record: RoundRecord) -> float:
+    """Outside the runtimes and outside of drafting."""
+    return max(0.0, record.host_s - max(0.0, record.propose_s - record.draft_s))
 
 
 def _seconds(record: RoundRecord) -> float:

@@ -2,24 +2,25 @@
 
 Works on measured profiles alone and loads nothing. A fixed k is predicted by S(k) = (1 + sum s_j) / (V(k + 1) +
 t_draft(k) + host) with the measured V, whose steps are kept; n-gram drafts, and mixes that take the better source each
-round, by replaying the calibration texts; the overlapped schedule by `edgespec.sim`.
+round, by replaying the calibration texts under the real controllers; the overlapped schedule by `edgespec.sim`.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.errors import ConfigError
 from edgespec.options import IN_FLIGHT_DRAFTS
-from edgespec.profile import DraftProfile, Profiles, TargetProfile
+from edgespec.profile import MOST_K, DraftProfile, Profiles, TargetProfile
 from edgespec.replay import Pace, Yield, replay
 from edgespec.sim import SCHEDULES, Scenario, predict
 
 __all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
 
-MOST_K = 8
 LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
 PREFERENCES = ("speed", "energy")
 # Energy of a plain step by its causes, where nothing measures it: what runs as long as the step, reading the weights,
@@ -220,14 +221,14 @@ class _Maker:
 
 
 def _candidates(profiles: Profiles, memory_budget: int | None, schedule: str | None) -> list[Candidate]:
-    target, drafts, most = profiles.target, profiles.drafts, _most_k(profiles.target)
+    target, drafts, most = profiles.target, profiles.drafts, profiles.target.most_k
     plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
     maker = _Maker(target, plain, memory_budget, schedule, profiles.shared)
     found = [maker.make("none", 0, plain)]
     for k in range(1, most + 1):
         found.append(maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)))
         for draft in drafts.values():
-            found += _fixed(maker, draft, k, most)
+            found += _fixed(maker, draft, k, most) if k <= draft.most else []
     mixes: list[tuple[bool, DraftProfile | None]] = [(True, None)]
     mixes += [(has_ngram, draft) for draft in drafts.values() for has_ngram in (True, False)]
     for has_ngram, own in mixes:
@@ -237,11 +238,6 @@ def _candidates(profiles: Profiles, memory_budget: int | None, schedule: str | N
             yields = replay(target, {own.kind: own} if own else {}, has_ngram, most, Pace.ADAPTIVE, saved)
             found.append(maker.make(",".join(kinds), most, yields, own, "adaptive", name))
     return found
-
-
-def _most_k(target: TargetProfile) -> int:
-    measured = max(max(rows) for rows in target.costs.target.values())
-    return max(0, min(MOST_K, measured - 1))
 
 
 def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int) -> list[Candidate]:
@@ -258,11 +254,14 @@ def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int) -> list[Candid
 def _scenario(target: TargetProfile, draft: DraftProfile, k: int, most: int) -> Scenario:
     """The pair's figures in the middle of the calibration texts, a draft step as it costs in proposals of `k`."""
     at = mean_past(target)
+    survival = list(
+        itertools.accumulate((draft.chances[min(j, len(draft.chances) - 1)] for j in range(k)), operator.mul)
+    )
     return Scenario(
         target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)},
         draft_s=draft.costs.seconds(k) / k,
         acceptance=draft.chances,
-        host_s=target.costs.host_s,
+        host_s=target.costs.host_s + target.token_s * sum(survival),
         target_slowdown=draft.contention[0],
         draft_slowdown=draft.contention[1],
     )
@@ -281,7 +280,7 @@ def scenario_json(target: TargetProfile, draft: DraftProfile) -> dict[str, Any]:
     """What `edgespec.sim.Scenario.from_json` reads: the pair's figures in the middle of the calibration texts."""
     at, longest = mean_past(target), max(draft.costs.steps)
     return {
-        "target_ms": {str(n): 1e3 * target.costs.seconds(target.width(n), at) for n in range(1, _most_k(target) + 2)},
+        "target_ms": {str(n): 1e3 * target.costs.seconds(target.width(n), at) for n in range(1, target.most_k + 2)},
         "draft_ms": 1e3 * draft.costs.seconds(longest) / longest,
         "acceptance": list(draft.chances),
         "host_ms": 1e3 * target.costs.host_s,

@@ -8,74 +8,43 @@ than MOST_AGE_S, or of another version of this module, are measured again. Decid
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.calibration import PROMPTS, QUICK, Calibration, Effort
 from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
-from edgespec.draft_records import chances, draft_costs
-from edgespec.engine.adaptive import Expectation
+from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
+from edgespec.engine.learned import Expectation
+from edgespec.judged import Judged
 from edgespec.machine import Profile, open_profile
 from edgespec.sampling import SamplingParams
 from edgespec.telemetry import read_power
-from edgespec.types import FILLER, ExactRows, Model, RoundRecord
+from edgespec.types import FILLER, ExactRows, Model
 
 if TYPE_CHECKING:
     from edgespec.llm import LLM
 
-__all__ = ["PROMPTS", "DraftProfile", "Effort", "TargetProfile", "measure_target", "profile_llm"]
+__all__ = [
+    "MOST_K",
+    "PROMPTS",
+    "QUICK",
+    "DraftProfile",
+    "Effort",
+    "Profiles",
+    "TargetProfile",
+    "measure_target",
+    "profile_llm",
+]
 
-VERSION = 1
+VERSION = 2
+MOST_K = 8  # tokens that a plan drafts a round
 MOST_AGE_S = 30 * 86400.0
-ROWS = (*range(1, 17), 24, 32)
-CONTEXTS = (64, 1024)  # cached tokens
-PROMPTS = (
-    "Why do leaves change colour in autumn?",
-    "Write a Python function that counts the vowels of a word, with a docstring.",
-    "Write this list again with every word in capitals: apples, pears, plums, cherries, grapes, figs, dates, limes.",
-    "Give me a JSON list of three animals, each with a name, a colour and the number of its legs.",
-)
 Progress = Callable[..., None]
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much is measured. rows: V(n) of these. contexts: cached tokens that it is measured on. repeats: of V(n).
-
-    budget_s: for V(n) at one context, after one pass over the row counts. depths: k of the runs that measure drafts.
-    texts_s: for all texts of one draft, at the speed of plain decoding; slow targets write shorter ones.
-    """
-
-    rows: tuple[int, ...] = ROWS
-    contexts: tuple[int, ...] = CONTEXTS
-    repeats: int = 7
-    budget_s: float = 4.0
-    n_tokens: int = 64
-    n_prompts: int = len(PROMPTS)
-    depths: tuple[int, ...] = (1, 3, 6)
-    texts_s: float = 60.0
-
-    def tokens_within(self, step_s: float) -> int:
-        """Tokens of each text where a plain step takes `step_s`; eight at least, or n_tokens where that is less."""
-        affordable = self.texts_s / (self.n_prompts * len(self.depths) * max(step_s, 1e-9))
-        return max(min(8, self.n_tokens), min(self.n_tokens, int(affordable)))
-
-
-# At first use: V(n) as far as a plan drafts, and a few seconds in all.
-QUICK = Effort(
-    rows=tuple(range(1, 10)),
-    contexts=(64, 512),
-    repeats=5,
-    budget_s=0.5,
-    n_tokens=40,
-    n_prompts=3,
-    depths=(1, 4),
-    texts_s=3.0,
-)
+Texts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # (prompt, answer)
 
 
 @dataclass(frozen=True)
@@ -83,6 +52,7 @@ class TargetProfile:
     """texts: (prompt ids, generated ids) of the calibration. guess: acceptance of free guesses in exact mode.
 
     exact: the row counts that calls are padded to, as (min, max, multiple). bytes: weights and a full cache.
+    token_s, choice_s: host seconds of an accepted token, and of each source that is weighed in an adaptive round.
     """
 
     name: str
@@ -90,11 +60,20 @@ class TargetProfile:
     costs: MeasuredCosts
     exact: tuple[int, int, int] | None
     guess: float
-    texts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    texts: Texts
     bytes: int
     load_s: float
     power: str
     measured_at: float
+    temperature: float = 0.0
+    token_s: float = 0.0
+    choice_s: float = 0.0
+
+    @property
+    def most_k(self) -> int:
+        """Tokens that a round may draft as far as V(n) was measured."""
+        measured = max(max(rows) for rows in self.costs.target.values())
+        return max(0, min(MOST_K, measured - 1))
 
     def width(self, n_rows: int) -> int:
         """Rows that are really run for `n_rows` wanted ones."""
@@ -119,7 +98,11 @@ class TargetProfile:
 
 @dataclass(frozen=True)
 class DraftProfile:
-    """chances: conditional acceptance by position. contention: times of (target, draft) side by side over in turn."""
+    """chances: conditional acceptance by position. contention: times of (target, draft) side by side over in turn.
+
+    places: of each calibration text, what the draft got right at every place, from the end of the prompt on. most,
+    passes: tokens of a proposal, and runs of the draft's model for it, as in `Offer`.
+    """
 
     kind: str
     device: str
@@ -129,6 +112,9 @@ class DraftProfile:
     bytes: int
     load_s: float
     measured_at: float
+    places: tuple[tuple[Judged, ...], ...] = ()
+    most: int = MOST_K
+    passes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -136,6 +122,7 @@ class DraftProfile:
             "costs": self.costs.to_json(),
             "chances": list(self.chances),
             "contention": list(self.contention),
+            "places": [[place.to_json() for place in text] for text in self.places],
         }
 
     @classmethod
@@ -148,6 +135,7 @@ class DraftProfile:
                 "costs": DraftCosts.from_json(fields["costs"]),
                 "chances": tuple(map(float, fields["chances"])),
                 "contention": (float(target), float(draft)),
+                "places": tuple(tuple(map(Judged.from_json, text)) for text in fields["places"]),
             }
         )
 
@@ -192,25 +180,25 @@ def profile_llm(
     key = f"v{VERSION} {content} {cpu_identity()} exact={llm.exact} power={read_power().name}"
     key += f" T={temperature:g}" if temperature else ""
     found = None if fresh or not is_kept else _load(store, key, TargetProfile.from_json)
-    with _calibration(llm, prompts, effort, temperature) as run:
-        if found is None:
-            found = _measure_target_profile(llm, run, effort, load_s, progress)
-            _keep(store, key, found, is_kept)
-        run.fit(effort, found.costs.target)
-        profiles = Profiles(found)
-        for kind in llm.working_drafts:
-            if kind == "ngram":
-                continue  # it costs nothing, and what it yields is replayed from the texts
-            identity = _draft_identity(llm, kind)
-            draft_key, is_known = f"{key} draft={kind} {identity}", is_kept and identity is not None
-            draft = None if fresh or not is_known else _load(store, draft_key, DraftProfile.from_json)
-            if draft is None:
-                draft = _measure_draft(llm, kind, run, effort, progress)
-                _keep(store, draft_key, draft, is_known)
-            profiles.drafts[kind] = draft
-            device = llm.loaded.draft_uses[kind].device
-            if shared := shared_place(llm.target.info.device, device, llm.options.threads):
-                profiles.shared[kind] = shared
+    run = Calibration(llm, prompts, effort, temperature)
+    if found is None:
+        found = _measure_target_profile(llm, run, effort, load_s, progress)
+        _keep(store, key, found, is_kept)
+    run.fit(effort, found.costs.target)
+    profiles = Profiles(found)
+    for kind in llm.working_drafts:
+        if kind == "ngram":
+            continue  # it costs nothing, and what it yields is replayed from the texts
+        identity = _draft_identity(llm, kind)
+        draft_key, is_known = f"{key} draft={kind} {identity}", is_kept and identity is not None
+        draft = None if fresh or not is_known else _load(store, draft_key, DraftProfile.from_json)
+        if draft is None:
+            draft = _measure_draft(llm, kind, run, effort, found.texts, progress)
+            _keep(store, draft_key, draft, is_known)
+        profiles.drafts[kind] = draft
+        device = llm.loaded.draft_uses[kind].device
+        if shared := shared_place(llm.target.info.device, device, llm.options.threads):
+            profiles.shared[kind] = shared
     return profiles
 
 
@@ -284,7 +272,7 @@ def _time_widths(
 
 
 def _measure_target_profile(
-    llm: LLM, run: _Calibration, effort: Effort, load_s: float, progress: Progress | None
+    llm: LLM, run: Calibration, effort: Effort, load_s: float, progress: Progress | None
 ) -> TargetProfile:
     target = measure_target(llm.target, llm.exact, effort, progress)
     run.fit(effort, target)
@@ -292,7 +280,7 @@ def _measure_target_profile(
     host = [r.host_s for r in records if r.index]
     free = [r for r in records if r.source == FILLER]
     info, exact = llm.target.info, llm.exact
-    return TargetProfile(
+    found = TargetProfile(
         name=info.name,
         device=info.device,
         costs=MeasuredCosts(target, max(0.0, spread(host).median) if host else 0.0),
@@ -303,68 +291,30 @@ def _measure_target_profile(
         load_s=load_s,
         power=read_power().name,
         measured_at=time.time(),
+        temperature=run.temperature,
     )
+    if (k := run.most_k(found.most_k)) < 1:
+        return found
+    swept = run.sweep(k)
+    lengths = [len(prompt) for prompt in run.prompts]
+    found = replace(
+        found, costs=in_place(found.costs, [*records, *swept], [*lengths, *lengths]), token_s=token_s(swept)
+    )
+    adapted = run.adapt("ngram", k, Profiles(found).expected)
+    return replace(found, choice_s=choice_s(adapted, found.costs.host_s, found.token_s))
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-class _Calibration:
-    """Short generations with one draft kind and a fixed k."""
-
-    def __init__(self, llm: LLM, prompts: list[list[int]], n_tokens: int, temperature: float) -> None:
-        self.llm, self.prompts, self.n_tokens, self.temperature = llm, prompts, n_tokens, temperature
-
-    def fit(self, effort: Effort, target: Mapping[int, Mapping[int, Spread]]) -> None:
-        """Shorten the texts to what `effort` allows at the target's speed."""
-        self.n_tokens = min(self.n_tokens, effort.tokens_within(target[min(target)][1].median))
-
-    def generate(self, draft: str, k: int) -> tuple[list[list[int]], list[RoundRecord]]:
-        """(texts, round records); every prompt begins with empty caches."""
-        params = SamplingParams(temperature=self.temperature, max_tokens=self.n_tokens, seed=1)
-        changes: dict[str, Any] = {"draft": draft, "controller": "fixed", "min_speculative_tokens": 0, "tree": False}
-        changes["schedule"] = "serial"
-        if draft in ("none", "ngram"):
-            changes["draft_p_min"] = 0.0
-        variant = self.llm.variant(num_speculative_tokens=k, **changes)
-        texts, records = [], []
-        for prompt in self.prompts:
-            variant.forget()
-            output = variant.generate([prompt], params)[0].outputs[0]
-            texts.append(list(output.token_ids))
-            records += output.stats.records
-        variant.forget()
-        return texts, records
-
-
-@contextmanager
-def _calibration(
-    llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort, temperature: float
-) -> Iterator[_Calibration]:
-    n_ctx = llm.target.info.n_ctx
-    chosen = [list(prompt) for prompt in prompts] if prompts is not None else _own_prompts(llm, effort.n_prompts)
-    n_tokens = max(2, min(effort.n_tokens, n_ctx - max(map(len, chosen)) - 1))
-    yield _Calibration(llm, chosen, n_tokens, temperature)
-
-
-def _own_prompts(llm: LLM, n: int) -> list[list[int]]:
-    """As much of the built-in prompts as leaves room for answers."""
-    most, tokenizer = max(1, llm.target.info.n_ctx // 2), llm.tokenizer
-    if tokenizer is None:
-        n_vocab = llm.target.info.n_vocab
-        prompts = [[(37 * i * (j + 1)) % n_vocab for j in range(12)] for i in range(1, n + 1)]
-    elif tokenizer.chat_template is None:
-        prompts = [tokenizer.encode(text) for text in PROMPTS[:n]]
-    else:
-        prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS[:n]]
-    return [prompt[-most:] for prompt in prompts]
-
-
-def _measure_draft(llm: LLM, kind: str, run: _Calibration, effort: Effort, progress: Progress | None) -> DraftProfile:
+def _measure_draft(
+    llm: LLM, kind: str, run: Calibration, effort: Effort, texts: Texts, progress: Progress | None
+) -> DraftProfile:
     if progress:
         progress(f"Measuring the {kind} draft")
-    runs = {k: run.generate(kind, k)[1] for k in effort.depths}
+    runs = {k: run.generate(kind, k)[1] for k in sorted({run.most_k(k) for k in effort.depths})}
     costs = draft_costs(runs, kind, [len(prompt) for prompt in run.prompts])
+    judged = run.judge(kind, max(runs))
     head = llm.loaded.heads.get(kind, llm.draft_model if kind == "model" else None)
     return DraftProfile(
         kind=kind,
@@ -375,6 +325,9 @@ def _measure_draft(llm: LLM, kind: str, run: _Calibration, effort: Effort, progr
         bytes=_draft_bytes(head, llm.loaded.bundles.get(kind)),
         load_s=_load_seconds(llm, kind),
         measured_at=time.time(),
+        places=judged.places_in([text for _, text in texts]),
+        most=judged.most,
+        passes=judged.passes,
     )
 
 

@@ -1,8 +1,7 @@
 """What a mix of drafts would have yielded on texts that the target wrote: the rounds are run again without any model.
 
-N-gram drafts are exactly the production drafter's; a model's acceptance is drawn from its measured chances, with a seed
-of its own. In the adaptive pace each round takes the source and length with the most expected tokens a second, as
-`edgespec.engine.adaptive` does, but with the costs and chances of the profile from the start.
+The controllers and the n-gram drafter are production's own; a trained draft is stood in for by what it got right at
+each place of the calibration texts (`edgespec.stand_in`). A virtual clock charges what the profile says calls cost.
 """
 
 from __future__ import annotations
@@ -10,20 +9,26 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from edgespec.draft.ngram import NgramDrafter
-from edgespec.profile import DraftProfile, TargetProfile
-from edgespec.types import DraftContext
+from edgespec.engine.adaptive import AdaptiveController
+from edgespec.engine.controller import Controller
+from edgespec.engine.learned import Learned
+from edgespec.profile import DraftProfile, Profiles, TargetProfile
+from edgespec.sampling import Sampler, SamplingParams
+from edgespec.stand_in import StandIn
+from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Proposal, RoundRecord
 
 __all__ = ["Pace", "Yield", "replay"]
 
-TURNS = 6  # over the texts where acceptance is drawn
+TURNS = 3  # over the texts where acceptance is drawn
+PREFILL_ROWS = 256  # of a prompt's last call, at most
 
 
 class Pace(enum.Enum):
-    """FIXED: always k tokens where a source has a proposal. ADAPTIVE: as many as pay, up to k."""
+    """FIXED: always k tokens where a source has a proposal. ADAPTIVE: as many as the adaptive controller asks for."""
 
     FIXED = "fixed"
     ADAPTIVE = "adaptive"
@@ -48,12 +53,6 @@ class Yield:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
-class _Choice(NamedTuple):
-    source: str | None
-    k: int
-    rate: float
-
-
 def replay(
     target: TargetProfile,
     drafts: Mapping[str, DraftProfile],
@@ -67,95 +66,115 @@ def replay(
     saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
     """
     total = Yield()
-    has_luck = bool(drafts) or target.guess > 0.0
+    costs = _Costs(target, drafts, k, pace, saved or {})
+    has_luck = target.guess > 0.0 or any(not draft.places for draft in drafts.values())
     for turn in range(TURNS if has_luck else 1):
-        for index, (prompt, text) in enumerate(target.texts):
+        memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
+        for index in range(len(target.texts)):
             dice = random.Random(f"{turn} {index}")
-            _Replay(target, drafts, has_ngram, k, pace, dice, saved or {}).run(prompt, text, total)
+            sources: list[Drafter] = [NgramDrafter()] if has_ngram else []
+            sources += [StandIn(draft, *target.texts[index], index, dice, costs.exact) for draft in drafts.values()]
+            controller = (
+                AdaptiveController(k, memory=memory, exact=costs.exact) if pace is Pace.ADAPTIVE else Controller(k)
+            )
+            _Request(target, sources, controller, costs, dice).run(*target.texts[index], total)
     if not total.tokens:  # every text was empty: a single plain step stands for them
         total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s, target.width(1))
     return total
 
 
-class _Replay:
+class _Costs:
+    """The virtual clock's prices."""
+
     def __init__(
         self,
         target: TargetProfile,
         drafts: Mapping[str, DraftProfile],
-        has_ngram: bool,
         k: int,
         pace: Pace,
-        dice: random.Random,
         saved: Mapping[int, float],
     ) -> None:
-        self.saved = saved
-        self.target, self.drafts, self.k, self.pace, self.dice = target, drafts, k, pace, dice
-        self.ngram = NgramDrafter() if has_ngram else None
+        self.target, self.drafts, self.k, self.saved = target, drafts, k, saved
+        self.exact = ExactRows(*target.exact) if target.exact else None
+        self.is_weighed = pace is Pace.ADAPTIVE
+
+    def host_s(self, accepted: int, n_sources: int) -> float:
+        """Of a round, drafting left out."""
+        weighing = n_sources * self.target.choice_s if self.is_weighed else 0.0
+        return self.target.costs.host_s + self.target.token_s * accepted + weighing
+
+    def draft_s(self, proposal: Proposal, n_missed: int) -> tuple[float, bool]:
+        """(seconds, whether some of it was there ahead) of a proposal by a source that has missed `n_missed` tokens."""
+        draft = self.drafts.get(proposal.source)
+        if draft is None or not proposal.tokens:
+            return 0.0, False
+        seconds = draft.costs.seconds(len(proposal.tokens))
+        if n_missed > self.k + 1:
+            return seconds + draft.costs.catch_up_token_s * n_missed, False
+        return seconds - self.saved.get(len(proposal.tokens), 0.0), bool(self.saved)
+
+
+@dataclass
+class _Request:
+    """One text, decoded again."""
+
+    target: TargetProfile
+    sources: Sequence[Drafter]
+    controller: Controller
+    costs: _Costs
+    dice: random.Random
+    fed: dict[str, int] = field(default_factory=dict)  # source -> committed tokens when it last proposed
 
     def run(self, prompt: Sequence[int], text: Sequence[int], total: Yield) -> None:
-        """Add the rounds of one text; the first token comes with the prompt and is left out, as in `decode_tok_s`."""
-        tokens, end = [*prompt, *text[:1]], len(prompt) + len(text)
-        truth = [*prompt, *text]
-        while len(tokens) < end:
-            room = min(self.k, end - len(tokens) - 1)
-            choice, proposal = self._choose(tokens, room)
-            accepted = self._judge(choice, proposal, truth[len(tokens) :])
-            total.seconds += self._seconds(choice, len(tokens))
-            n_new = min(accepted + 1, end - len(tokens))
-            total.tokens += n_new
-            total.rounds += 1
-            total.rows += self.target.width(1 + choice.k)
-            total.steps += choice.k if choice.source in self.drafts else 0
-            tokens += truth[len(tokens) : len(tokens) + n_new]
+        """Add the rounds of one text; the first one comes with the prompt and is left out, as in `decode_tok_s`."""
+        truth, tokens, index = [*prompt, *text], list(prompt), 0
+        params = SamplingParams(temperature=self.target.temperature)
+        sampler = Sampler(params, n_vocab=1, eos_ids=(), n_prompt=len(prompt))
+        while len(tokens) < len(truth):
+            context = DraftContext(tokens, sampler, cast(Any, None), cast(Any, None), index)
+            n_pending = 1 if index else min(len(prompt), PREFILL_ROWS)
+            record = self._round(context, truth, n_pending)
+            self.controller.update(record)
+            tokens += truth[len(tokens) : len(tokens) + record.emitted]
+            if index:
+                total.tokens += record.emitted
+                total.rounds += 1
+                total.seconds += record.target_s + record.draft_s + record.host_s
+                total.rows += record.n_rows
+                total.steps += record.drafted if record.source in self.costs.drafts else 0
+            index += 1
 
-    def _choose(self, tokens: list[int], room: int) -> tuple[_Choice, list[int]]:
-        at = len(tokens)
-        guess = self.target.guess if self.target.width(1) > 1 else 0.0
-        best = _Choice(None, 0, (1 + guess) / self._seconds(_Choice(None, 0, 0.0), at))
-        sources: dict[str, Sequence[float]] = {}
-        context = DraftContext(tokens, cast(Any, None), cast(Any, None), cast(Any, None), 0)
-        if self.ngram is not None:
-            offer = self.ngram.offer(context)
-            if offer.max_k:
-                sources["ngram"] = [offer.acceptance or 0.5]
-        sources.update({kind: draft.chances for kind, draft in self.drafts.items()})
-        for source, chances in sources.items():
-            best = self._longest(source, chances, room, at, best)
-        if best.source != "ngram" or self.ngram is None:
-            return best, []
-        return best, self.ngram.propose(context, best.k).tokens
-
-    def _longest(self, source: str, chances: Sequence[float], room: int, at: int, best: _Choice) -> _Choice:
-        """The better of `best` and this source's own best length; in the fixed pace the full length always is."""
-        survival, tokens = 1.0, 1.0
-        for k in range(1, room + 1):
-            survival *= chances[min(k, len(chances)) - 1]
-            tokens += survival
-            choice = _Choice(source, k, tokens / self._seconds(_Choice(source, k, 0.0), at))
-            if self.pace is Pace.FIXED:
-                best = choice if k == room else best
-            elif choice.rate > best.rate:
-                best = choice
-        return best
-
-    def _judge(self, choice: _Choice, proposal: Sequence[int], truth: Sequence[int]) -> int:
-        if choice.source is None:
-            is_free = self.target.width(1) > 1
-            return int(is_free and self.dice.random() < self.target.guess)
-        if choice.source == "ngram":
-            n = 0
-            while n < len(proposal) and n < len(truth) and proposal[n] == truth[n]:
-                n += 1
-            return n
-        chances = self.drafts[choice.source].chances
-        n = 0
-        while n < choice.k and self.dice.random() < chances[min(n, len(chances) - 1)]:
-            n += 1
-        return n
-
-    def _seconds(self, choice: _Choice, at: int) -> float:
-        costs = self.target.costs
-        call = costs.seconds(self.target.width(1 + choice.k), at) + costs.host_s
-        if choice.source in (None, "ngram"):
-            return call
-        return call + self.drafts[choice.source].costs.seconds(choice.k) - self.saved.get(choice.k, 0.0)
+    def _round(self, context: DraftContext, truth: Sequence[int], n_pending: int) -> RoundRecord:
+        at = len(context.tokens)
+        drafter, k = self.controller.choose(self.sources, context, len(truth) - at - 1, n_pending)
+        proposal, n_missed = Proposal([], "none"), 0
+        if drafter is not None:
+            context = context._replace(min_survival=self.controller.min_survival)
+            proposal, n_missed = drafter.propose(context, k), at - self.fed.get(drafter.source, 0)
+            self.fed[drafter.source] = at
+        n_rows = self.target.width(n_pending + len(proposal))
+        accepted = 0
+        while accepted < len(proposal) and proposal.tokens[accepted] == truth[at + accepted]:
+            accepted += 1
+        drafted = len(proposal)
+        if not proposal.tokens and self.target.width(n_pending) > n_pending:
+            proposal.source, drafted = FILLER, 1
+            accepted = int(at + 1 < len(truth) and self.dice.random() < self.target.guess)
+        draft_s, is_ahead = self.costs.draft_s(proposal, n_missed)
+        return RoundRecord(
+            index=context.round,
+            source=proposal.source,
+            asked_k=k,
+            drafted=drafted,
+            accepted=accepted,
+            emitted=accepted + 1,
+            cut=0,
+            n_rows=n_rows,
+            kind="bonus" if accepted == len(proposal) else "correction",
+            draft_s=draft_s,
+            target_s=self.target.costs.seconds(n_rows, at),
+            host_s=self.costs.host_s(accepted, len(self.sources)),
+            propose_s=draft_s,
+            hit=True if is_ahead else None,
+            scores=proposal.scores,
+        )

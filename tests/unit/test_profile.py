@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from edgespec import LLM, SamplingParams
 from edgespec.cli import main
 from edgespec.contention import compare_rounds
-from edgespec.draft_records import chances, draft_costs
+from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
 from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
 from edgespec.errors import ConfigError
 from edgespec.machine import Profile
@@ -67,8 +67,8 @@ def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("step_s", "n_tokens"), [(0.01, 16), (0.19, 10), (30.0, 8)])
 def test_a_slow_target_writes_shorter_texts_at_first_use(step_s: float, n_tokens: int, tmp_path: Path) -> None:
-    """So that a first use takes seconds: 8 seconds for 2 texts and 2 lengths are 10 tokens each at 0.19 s a step."""
-    effort = dataclasses.replace(SMALL, rows=(1, 2, 3, 4, 5), texts_s=8.0)
+    """So that a first use takes seconds: 12 s for 2 texts, 2 lengths and all places are 10 tokens at 0.19 s a step."""
+    effort = dataclasses.replace(SMALL, rows=(1, 2, 3, 4, 5), texts_s=12.0)
     llm = LLM(slow_table(step_s, 0.0), draft="ngram", exact=False)
     found = profile_llm(llm, effort=effort, store=Profile(tmp_path / "machine.json")).target
     assert [len(text) for _, text in found.texts] == [n_tokens] * 2
@@ -196,6 +196,31 @@ def test_acceptance_is_that_of_the_temperature_asked_for(tmp_path: Path) -> None
         profile_llm(llm, effort=effort, store=store, temperature=-1.0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_what_a_draft_gets_right_at_every_place_is_what_its_rounds_accept(tmp_path: Path, temperature: float) -> None:
+    """Overall chances said nothing of where: a mix was promised that the draft is right where n-grams are at a loss."""
+    target, draft = slow_table(10.0, 1.0), slow_table(2.0, 0.0, noise=0.7)
+    llm = LLM(target, draft="model", draft_model=draft, exact=False)
+    found = profile_llm(llm, effort=SMALL, temperature=temperature, store=Profile(tmp_path / "machine.json"))
+    model, accepted = found.drafts["model"], set()
+    assert (model.most, model.passes) == (501, None)  # the room after a prompt of 12 tokens
+    params = SamplingParams(temperature=temperature, max_tokens=SMALL.n_tokens, seed=1)
+    sides = {k: llm.variant(num_speculative_tokens=k, schedule="serial") for k in (1, 2, 3)}
+    for (prompt, text), places in zip(found.target.texts, model.places, strict=True):
+        assert len(places) == len(text)
+        for k, side in sides.items():
+            output = side.generate([[*prompt]], params)[0].outputs[0]
+            assert tuple(output.token_ids) == text
+            at = 0
+            for record in output.stats.records:
+                if not record.cut:
+                    assert min(k, places[at].accepted) == record.accepted
+                    accepted.add(record.accepted)
+                at += record.emitted
+        assert all(len(place.scores) == (place.drafted if temperature == 0.0 else 0) for place in places)
+    assert len(accepted) > 1
+
+
 def proposal(index: int, seconds: float, source: str = "eagle", **counts: Any) -> RoundRecord:
     fields = {"asked_k": 2, "drafted": 2, "accepted": 1, "emitted": 2, "cut": 0, "n_rows": 3, **counts}
     return RoundRecord(index=index, source=source, kind="correction", propose_s=seconds, **fields)
@@ -212,6 +237,31 @@ def test_catching_up_is_what_the_first_proposal_of_a_request_takes_more() -> Non
     assert costs.steps == {2: Spread(0.1, 0.1, 0.1, 9)}
     assert costs.catch_up == {90: Spread(0.9, 0.9, 0.9, 1), 50: Spread(0.5, 0.5, 0.5, 1)}
     assert costs.catch_up_token_s == pytest.approx(0.01)
+
+
+def test_calls_cost_what_they_do_between_the_other_work_of_a_round() -> None:
+    """Timed one after the other, small calls were dearer and large ones cheaper than decoding finds them."""
+    costs = MeasuredCosts({64: spreads(n1=1.0, n2=1.0, n3=4.0, n5=5.0), 1064: spreads(n1=2.0, n2=2.0, n3=5.0, n5=6.0)})
+    first = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=1, target_s=0.9) for i in (1, 2, 3))]
+    second = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=3, target_s=6.6) for i in (1, 2, 3))]
+    second += [proposal(4, 0.0, n_rows=5, target_s=99.0)]  # one round says nothing
+    found = in_place(costs, [*first, *second], [1, 562])
+    assert {n: s.median for n, s in found.target[64].items()} == {
+        1: pytest.approx(0.9),
+        2: pytest.approx((0.9 + 6.6 / 4.5) / 2, abs=2e-3),
+        3: pytest.approx(4 * 6.6 / 4.5, abs=0.02),
+        5: pytest.approx(5 * 6.6 / 4.5, abs=0.03),
+    }
+    assert found.target[1064][1].median == pytest.approx(1.8)
+    assert in_place(costs, [], []) == costs
+
+
+def test_the_hosts_share_grows_with_accepted_tokens_and_with_weighing() -> None:
+    rounds = [proposal(0, 0.0, host_s=9.0, accepted=5)]
+    rounds += [proposal(i, 0.0, host_s=0.3 + 0.2 * (i % 3), accepted=i % 3) for i in range(1, 10)]
+    assert token_s(rounds) == pytest.approx(0.2)
+    assert choice_s(rounds, 0.1, 0.2) == pytest.approx(0.2)
+    assert token_s(rounds[:1]) == choice_s(rounds[:1], 0.0, 0.0) == 0.0
 
 
 def test_contention_is_judged_round_against_round() -> None:
