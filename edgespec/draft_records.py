@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread, typical
 from edgespec.types import RoundRecord
 
 __all__ = ["chances", "choice_s", "draft_costs", "in_place", "token_s"]
@@ -47,17 +47,14 @@ def chances(records: Sequence[RoundRecord]) -> tuple[float, ...]:
 
 
 def token_s(records: Sequence[RoundRecord]) -> float:
-    """Host seconds of an accepted token beyond the first token of a round; 0 where none was accepted."""
-    rounds = [record for record in records if record.index]
-    base = [_host_s(record) for record in rounds if not record.accepted]
-    extra = [(_host_s(record) - median(base)) / record.accepted for record in rounds if base and record.accepted]
-    return max(0.0, median(extra)) if extra else 0.0
+    """Host seconds of a further accepted token: its row is drawn from as well."""
+    return typical([record.verify_s / (record.accepted + 1) for record in records if record.index])
 
 
-def choice_s(records: Sequence[RoundRecord], host_s: float, a_token_s: float) -> float:
+def choice_s(records: Sequence[RoundRecord], costs: MeasuredCosts) -> float:
     """Host seconds of a round under a controller beyond those of a plain round and of its accepted tokens."""
-    extra = [_host_s(record) - host_s - a_token_s * record.accepted for record in records if record.index]
-    return max(0.0, median(extra)) if extra else 0.0
+    rounds = [record for record in records if record.index]
+    return typical([_host_s(record) - costs.host_s - costs.token_s * record.accepted for record in rounds])
 
 
 def in_place(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Sequence[int]) -> MeasuredCosts:

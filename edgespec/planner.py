@@ -261,7 +261,7 @@ def _scenario(target: TargetProfile, draft: DraftProfile, k: int, most: int) -> 
         target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)},
         draft_s=draft.costs.seconds(k) / k,
         acceptance=draft.chances,
-        host_s=target.costs.host_s + target.token_s * sum(survival),
+        host_s=target.costs.host_s + target.costs.token_s * sum(survival),
         target_slowdown=draft.contention[0],
         draft_slowdown=draft.contention[1],
     )

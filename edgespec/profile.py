@@ -17,7 +17,7 @@ from edgespec.calibration import PROMPTS, QUICK, Calibration, Effort
 from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
 from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
-from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread
+from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread, typical
 from edgespec.engine.learned import Expectation
 from edgespec.judged import Judged
 from edgespec.machine import Profile, open_profile
@@ -52,7 +52,7 @@ class TargetProfile:
     """texts: (prompt ids, generated ids) of the calibration. guess: acceptance of free guesses in exact mode.
 
     exact: the row counts that calls are padded to, as (min, max, multiple). bytes: weights and a full cache.
-    token_s, choice_s: host seconds of an accepted token, and of each source that is weighed in an adaptive round.
+    choice_s: host seconds of each source that is weighed in an adaptive round.
     """
 
     name: str
@@ -66,7 +66,6 @@ class TargetProfile:
     power: str
     measured_at: float
     temperature: float = 0.0
-    token_s: float = 0.0
     choice_s: float = 0.0
 
     @property
@@ -277,13 +276,12 @@ def _measure_target_profile(
     target = measure_target(llm.target, llm.exact, effort, progress)
     run.fit(effort, target)
     texts, records = run.generate("none", 1)
-    host = [r.host_s for r in records if r.index]
     free = [r for r in records if r.source == FILLER]
     info, exact = llm.target.info, llm.exact
     found = TargetProfile(
         name=info.name,
         device=info.device,
-        costs=MeasuredCosts(target, max(0.0, spread(host).median) if host else 0.0),
+        costs=MeasuredCosts(target, typical([r.host_s for r in records if r.index]), token_s=token_s(records)),
         exact=None if exact is None else (exact.min_rows, exact.max_rows, exact.multiple),
         guess=sum(r.accepted for r in free) / len(free) if free else 0.0,
         texts=tuple((tuple(prompt), tuple(text)) for prompt, text in zip(run.prompts, texts, strict=True)),
@@ -297,11 +295,9 @@ def _measure_target_profile(
         return found
     swept = run.sweep(k)
     lengths = [len(prompt) for prompt in run.prompts]
-    found = replace(
-        found, costs=in_place(found.costs, [*records, *swept], [*lengths, *lengths]), token_s=token_s(swept)
-    )
+    found = replace(found, costs=in_place(found.costs, [*records, *swept], [*lengths, *lengths]))
     adapted = run.adapt("ngram", k, Profiles(found).expected)
-    return replace(found, choice_s=choice_s(adapted, found.costs.host_s, found.token_s))
+    return replace(found, choice_s=choice_s(adapted, found.costs))
 
 
 # --- drafts -----------------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class _Costs:
     def host_s(self, accepted: int, n_sources: int) -> float:
         """Of a round, drafting left out."""
         weighing = n_sources * self.target.choice_s if self.is_weighed else 0.0
-        return self.target.costs.host_s + self.target.token_s * accepted + weighing
+        return self.target.costs.host_s + self.target.costs.token_s * accepted + weighing
 
     def draft_s(self, proposal: Proposal, n_missed: int) -> tuple[float, bool]:
         """(seconds, whether some of it was there ahead) of a proposal by a source that has missed `n_missed` tokens."""
@@ -175,6 +175,7 @@ class _Request:
             target_s=self.target.costs.seconds(n_rows, at),
             host_s=self.costs.host_s(accepted, len(self.sources)),
             propose_s=draft_s,
+            verify_s=self.target.costs.token_s * (accepted + 1),
             hit=True if is_ahead else None,
             scores=proposal.scores,
         )

@@ -277,10 +277,10 @@ class RoundRecord:
     """One round's counts and times. Identity: emitted == accepted + 1 - cut.
 
     draft_s, target_s: seconds inside the runtimes of draft and target; host_s: all the rest of the round. propose_s:
-    the whole of drafting, its share of the host time included. Overlapped schedule: ahead, ahead_s: draft passes that
-    ran beside this round's verification, and their seconds (no part of draft_s); late_s: how long the verdict waited
-    for the last of them (no part of host_s); hit: whether this round's proposal was there, wholly or in part, when it
-    was asked for, None where nothing had been prepared.
+    the whole of drafting, its share of the host time included; verify_s: the verifier's share of the host time.
+    Overlapped schedule: ahead, ahead_s: draft passes that ran beside this round's verification, and their seconds (no
+    part of draft_s); late_s: how long the verdict waited for the last of them (no part of host_s); hit: whether this
+    round's proposal was there, wholly or in part, when it was asked for, None where nothing had been prepared.
     """
 
     index: int
@@ -296,6 +296,7 @@ class RoundRecord:
     target_s: float = 0.0
     host_s: float = 0.0
     propose_s: float = 0.0
+    verify_s: float = 0.0
     ahead: int = 0
     ahead_s: float = 0.0
     late_s: float = 0.0

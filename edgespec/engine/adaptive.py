@@ -26,6 +26,7 @@ OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cos
 AMORTISED = 64  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
+TIRED, NAP = 16, 4  # rounds without a proposal after which sources are asked only in every fourth
 MOST_OVERRUN = 4.0  # a proposal that took longer than this many times the usual is booked as that
 
 
@@ -86,6 +87,7 @@ class AdaptiveController(Controller):
         self._bid: _Bid | None = None
         self._plain: _Plain | None = None
         self._n_tokens = 0
+        self._idle = 0  # rounds since the last proposal
         self._sunk = 0  # rows that this round runs in any case beyond a step's: the end of a prompt
         self._fed: dict[str, int] = {}  # source -> committed tokens when it last proposed
         self._chosen: Counter[tuple[str, int]] = Counter()
@@ -97,6 +99,8 @@ class AdaptiveController(Controller):
         self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
     ) -> tuple[Drafter | None, int]:
         self._begin(context)
+        if self._naps():
+            return self._none("no gain")
         offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # always: some judge themselves by it
         if not drafters:
             return None, 0
@@ -105,7 +109,8 @@ class AdaptiveController(Controller):
         if seconds is None or self._wants_plain():
             return self._none("measuring", "the cost of a plain step is measured")
         guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
-        self._plain = plain = _Plain(seconds + self.memory.costs.host_s, 1.0 + guess)
+        costs = self.memory.costs
+        self._plain = plain = _Plain(seconds + costs.host_s + guess * costs.token_s, 1.0 + guess)
         awake = [one for one in offers if not self._rest((one[0].source, one[1].bucket)).sleeps(one[1])]
         bids = [bid for drafter, offer in awake for bid in self._bids(drafter, offer, room, plain)]
         if not bids:
@@ -114,11 +119,19 @@ class AdaptiveController(Controller):
         chosen = self._rival(bids, plain, chosen) if chosen else self._probe(bids, plain)
         if chosen is None:
             return self._none(*self._why_none(bids, plain))
-        self._bid = chosen
+        self._bid, self._idle = chosen, 0
         self.memory.tries[chosen.key[0]].append(self.memory.rounds)
         self._set_stop(context, chosen, plain)
         self._chosen[chosen.key[0], chosen.k] += 1
         return chosen.drafter, chosen.k
+
+    def _naps(self) -> bool:
+        """Whether nobody is asked in this round: after a long stretch without a proposal only every NAPth time.
+
+        Asking takes a tenth of a millisecond, as Python is not in the caches after a pass over the weights.
+        """
+        self._idle += 1
+        return self._idle > TIRED and self._idle % NAP > 0
 
     def _wants_plain(self) -> bool:
         """Whether a plain step is due: without a fresh figure of its cost nothing says what drafting loses."""
@@ -164,7 +177,7 @@ class AdaptiveController(Controller):
             rows = self._width(1 + k + self._sunk) - self._sunk
             call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
             draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
-            seconds = call_s + draft_s * usual + fixed_s
+            seconds = call_s + draft_s * usual + fixed_s + (tokens - 1.0) * memory.costs.token_s
             at_risk_s = max(0.0, call_s - base_s) + draft_s + forgone_s
             passes = k if offer.passes is None else offer.passes
             costs = (seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1), passes)
@@ -244,7 +257,8 @@ class AdaptiveController(Controller):
                 entry.fade(FADE_ROUND**FADE_EVERY)
         if record.index > 0 and self._plain is not None and not self._sunk:
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
-            memory.costs.learn_host(record.host_s - max(0.0, record.propose_s - record.draft_s))
+            host_s = record.host_s - max(0.0, record.propose_s - record.draft_s)
+            memory.costs.learn_host(host_s, record.verify_s, record.accepted + 1)
         elif record.index > 0 and not record.asked_k and record.n_rows == self._width(1):
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
         if bid is None or self._plain is None:
@@ -279,7 +293,8 @@ class AdaptiveController(Controller):
             self._rest(bid.key).wait = FIRST_REST
         n_rows = record.n_rows - self._sunk
         call_s = memory.costs.target_s(n_rows, self._n_tokens, self._width(1)) or 0.0
-        lasted_s = call_s + memory.costs.host_s + min(draft_s, MOST_OVERRUN * usual_s)
+        host_s = memory.costs.host_s + (record.emitted - 1) * memory.costs.token_s
+        lasted_s = call_s + host_s + min(draft_s, MOST_OVERRUN * usual_s)
         count = n_rows - self._width(1) + bid.passes
         gained = record.emitted - lasted_s / plain.token_s
         memory.ledger.settle(record.emitted, gained if accepted else min(gained, 0.0), count)

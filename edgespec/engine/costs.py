@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-__all__ = ["KEPT", "CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread"]
+__all__ = ["KEPT", "CostTable", "DraftCosts", "MeasuredCosts", "Spread", "spread", "typical"]
 
 FIRST_GUESS = 0.25  # of a plain step: an extra row, or a draft run, before either was seen
 KEPT = 31  # samples of which the median is taken
@@ -47,6 +47,11 @@ def spread(values: Sequence[float]) -> Spread:
     ordered = sorted(values)
     n = len(ordered)
     return Spread(statistics.median(ordered), ordered[n // 4], ordered[min(n - 1, (3 * n) // 4)], n)
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """The median of durations, 0 where there are none."""
+    return max(0.0, statistics.median(seconds)) if seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,15 @@ class DraftCosts:
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """target: cached tokens -> rows -> seconds of a call. host_s: of a round outside the runtimes. drafts: by kind."""
+    """target: cached tokens -> rows -> seconds of a call. host_s: of a round outside the runtimes. drafts: by kind.
+
+    token_s: of that, what a further accepted token adds: its row is drawn from as well.
+    """
 
     target: Mapping[int, Mapping[int, Spread]]
     host_s: float = 0.0
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
+    token_s: float = 0.0
 
     @cached_property
     def _medians(self) -> dict[int, dict[int, float]]:
@@ -110,6 +119,7 @@ class MeasuredCosts:
         return {
             "target": {str(at): _to_json(rows) for at, rows in self.target.items()},
             "host_s": self.host_s,
+            "token_s": self.token_s,
             "drafts": {source: costs.to_json() for source, costs in self.drafts.items()},
         }
 
@@ -120,6 +130,7 @@ class MeasuredCosts:
             {int(at): _from_json(rows) for at, rows in fields["target"].items()},
             float(fields["host_s"]),
             {source: DraftCosts.from_json(entry) for source, entry in fields["drafts"].items()},
+            float(fields["token_s"]),
         )
 
 
@@ -166,6 +177,7 @@ class CostTable:
         self.measured = measured
         self.pace = 1.0
         self.host_s = measured.host_s if measured else 0.0
+        self.token_s = measured.token_s if measured else 0.0
         self._rows = _Running()
         self._seen: Counter[int] = Counter()
         self._drafts: dict[str, _Running] = {}
@@ -226,8 +238,11 @@ class CostTable:
                 self._rows.add(n_rows, guess)
         self._rows.add(n_rows, seconds / self.pace)
 
-    def learn_host(self, seconds: float) -> None:
-        """Host time of one round, drafting left out."""
+    def learn_host(self, seconds: float, verify_s: float, n_judged: int) -> None:
+        """Host time of one round, drafting left out; what of it was verifying, and how many rows that looked at."""
+        token_s = verify_s / n_judged
+        self.token_s += HOST_PACE * (min(token_s, 4 * self.token_s + 1e-3) - self.token_s)
+        seconds -= verify_s - token_s
         self.host_s += HOST_PACE * (min(max(seconds, 0.0), 4 * self.host_s + 1e-3) - self.host_s)
 
     def draft_s(self, source: str, k: int, passes: int | None, plain_s: float) -> float:

@@ -227,11 +227,14 @@ def _round(loop: _Loop, index: int) -> Generator[Event, Answer, Committed]:
     parents = _tree_parents(proposal, len(pending))
     wanted = range(len(pending) - 1, len(pending) + len(proposal))
     rows = cast(Rows, (yield Forward(loop.target, tokens, parents, wanted, loop.taps)))
+    started = time.perf_counter()
     verdict = job.verifier.verify(proposal, rows.logits, job.sampler, job.noise, loop.committed, index)
+    verify_s = time.perf_counter() - started
 
     emitted, reason = _commit(loop, proposal, verdict)
     record = _record(index, k, proposal, verdict, len(emitted), len(tokens))
-    record.draft_s, record.target_s, record.propose_s = proposal.run_s, rows.run_s, propose_s
+    record.draft_s, record.target_s = proposal.run_s, rows.run_s
+    record.propose_s, record.verify_s = propose_s, verify_s
     if job.n_logprobs is not None:
         at = [0, *(i + 1 for i in verdict.path)]
         record.logprobs = [row_logprobs(rows.logits[at[d]], t, job.n_logprobs) for d, t in enumerate(emitted)]
