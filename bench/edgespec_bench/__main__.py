@@ -145,6 +145,9 @@ def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> 
 @click.option("--trained", "most_trained", default=1, show_default=True, type=click.IntRange(0), help="Trained drafts.")
 @click.option("--temperature", "--temp", default=0.0, show_default=True, type=click.FloatRange(0))
 @click.option("--exact/--fast", default=True, show_default=True)
+@click.option(
+    "--turns", "n_turns", default=1, show_default=True, type=click.IntRange(1), help="Answers to each prompt."
+)
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def auto(as_json: bool, **values: Any) -> None:
     """The plan's predictions against measurements, and auto against plain and the best fixed length."""

@@ -34,7 +34,10 @@ PLAIN, AUTO = "plain", "auto"
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """n_prompts: of each kind, half of them to calibrate on. ks: fixed lengths that auto has to keep up with."""
+    """n_prompts: of each kind, half of them to calibrate on. ks: fixed lengths that auto has to keep up with.
+
+    n_turns: how often every way to decode answers each prompt that judges.
+    """
 
     model: str = "smollm2-135m"
     threads: int = 2
@@ -45,6 +48,7 @@ class AutoOptions:
     most_trained: int = 1
     temperature: float = 0.0
     exact: bool = True
+    n_turns: int = 1
 
 
 def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
@@ -113,8 +117,9 @@ def _measure(
     params = SamplingParams(max_tokens=options.n_tokens, temperature=options.temperature, seed=1)
     paces: dict[str, list[Pace]] = {label: [] for label in sides}
     answers: dict[str, list[list[RoundRecord]]] = {label: [] for label in sides}
-    for turn, prompt in enumerate(prompts):
-        say(f"{kind}, prompt {turn + 1} of {len(prompts)}, {len(sides)} ways")
+    asked = [prompt for _ in range(options.n_turns) for prompt in prompts]
+    for turn, prompt in enumerate(asked):
+        say(f"{kind}, answer {turn + 1} of {len(asked)}, {len(sides)} ways")
         order = list(sides)
         order = order[turn % len(order) :] + order[: turn % len(order)]  # nobody is always first
         found: dict[str, RunStats] = {}

@@ -20,10 +20,11 @@ from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, Roun
 
 __all__ = ["AdaptiveController", "Expectation", "Learned"]
 
+LEAST_GAIN = 1.02  # over a plain step, of what runs a model: the next call finds its weights out of the caches
 MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
 SOON, LATE = 8, 32  # a source tried fewer than FEW times gets a try 8 rounds after the last, another 32
 OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cost was seen seldom and then
-AMORTISED = 64  # tokens over which catching up is expected to pay
+AMORTISED = 32  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
 TIRED, NAP = 16, 4  # rounds without a proposal after which sources are asked only in every fourth
@@ -187,8 +188,8 @@ class AdaptiveController(Controller):
     def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
         """The bid with the best rate, if it beats a plain step and the account can pay for its failure."""
         for bid in sorted(bids, key=lambda bid: -bid.rate):
-            if bid.rate * plain.token_s <= 1.0:
-                break
+            if bid.rate * plain.token_s <= (LEAST_GAIN if bid.passes else 1.0):
+                continue
             if self._affords(bid, plain):
                 self._rest(bid.key).left = None
                 return bid

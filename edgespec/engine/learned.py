@@ -18,6 +18,7 @@ __all__ = ["FEW", "GUESS_PRIOR", "Expectation", "Key", "Learned", "Rest"]
 
 GUESS_PRIOR = 0.25  # acceptance of the free guess in a row that exact mode runs anyway
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds without a source between two tries of it while it does not pay
+SHORTER = 2  # so many times, for another text
 WEIGHED_EVERY = 16  # rounds of a rest
 NEWS = 0.05  # how much better a source's own estimate must have become to be weighed at once
 FEW = 3  # tries of a source that are remembered
@@ -40,8 +41,9 @@ class Rest:
     def begin(self) -> None:
         self.left, self.wait = self.wait, min(2 * self.wait, LONGEST_REST)
 
-    def end(self) -> None:
-        self.left, self.wait = None, FIRST_REST
+    def shorten(self) -> None:
+        """Another text: to be tried sooner than on the last one, though what failed on several not at once."""
+        self.left, self.wait = None, max(FIRST_REST, self.wait // SHORTER)
 
     def sleeps(self, offer: Offer) -> bool:
         """Count a round; whether the source need not be weighed in it: only now and then while it sits out.
@@ -97,8 +99,8 @@ class Learned:
         return learned
 
     def begin_request(self) -> None:
-        """Another text: old evidence counts less, and whoever sits out may be tried again, as soon as at first."""
+        """Another text: old evidence counts less, and whoever sits out may be tried again sooner."""
         for entry in self.acceptance.values():
             entry.fade(FADE_REQUEST)
         for rest in self.rest.values():
-            rest.end()
+            rest.shorten()
