@@ -133,8 +133,12 @@ def test_auto_decodes_the_same_text_and_says_what_it_chose(tmp_path: Path, monke
 def test_auto_overlaps_where_the_two_have_devices_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, schedule: str | None, expected: str
 ) -> None:
-    """Devices on clocks of their own: the draft is right and takes a quarter of a target call, which lets it work."""
+    """Devices on clocks of their own: the draft is right and takes a quarter of a target call, which lets it work.
+
+    What they would cost each other is given: a busy machine would measure its other work.
+    """
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    monkeypatch.setattr("edgespec.profile.measure_contention", lambda *_: (1.0, 1.0))
     monkeypatch.setattr("edgespec.auto.QUICK", SMALL)
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
     target, draft = slow_table(8.0, 0.0), slow_table(2.0, 0.0, device=device)
@@ -258,10 +262,11 @@ def test_calls_cost_what_they_do_between_the_other_work_of_a_round() -> None:
 
 def test_the_hosts_share_grows_with_accepted_tokens_and_with_weighing() -> None:
     rounds = [proposal(0, 0.0, host_s=9.0, accepted=5)]
-    rounds += [proposal(i, 0.0, host_s=0.3 + 0.2 * (i % 3), accepted=i % 3) for i in range(1, 10)]
+    for i in range(1, 10):
+        rounds.append(proposal(i, 0.0, host_s=0.3 + 0.2 * (i % 3), verify_s=0.2 * (1 + i % 3), accepted=i % 3))
     assert token_s(rounds) == pytest.approx(0.2)
-    assert choice_s(rounds, 0.1, 0.2) == pytest.approx(0.2)
-    assert token_s(rounds[:1]) == choice_s(rounds[:1], 0.0, 0.0) == 0.0
+    assert choice_s(rounds, MeasuredCosts({}, 0.1, token_s=0.2)) == pytest.approx(0.2)
+    assert token_s(rounds[:1]) == choice_s(rounds[:1], MeasuredCosts({})) == 0.0
 
 
 def test_contention_is_judged_round_against_round() -> None:

@@ -98,7 +98,8 @@ def test_a_draft_of_few_tokens_is_planned_for_no_more() -> None:
 
 def test_accepted_tokens_and_weighing_cost_host_time() -> None:
     """At T = 0.8 each accepted token is drawn, 0.4 ms of a 5 ms round, and drafts were promised them for nothing."""
-    cheap, dear = target(0.1, COPIED_TEXT), target(0.1, COPIED_TEXT, token_s=0.5, choice_s=0.25)
+    cheap = target(0.1, COPIED_TEXT)
+    dear = dataclasses.replace(cheap, costs=dataclasses.replace(cheap.costs, token_s=0.5), choice_s=0.25)
     runs = [replay(t, {}, True, 4, Pace.FIXED) for t in (cheap, dear)]
     assert runs[0].rounds == runs[1].rounds
     assert runs[1].seconds - runs[0].seconds == pytest.approx(0.5 * (runs[0].tokens - runs[0].rounds))
