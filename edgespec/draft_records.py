@@ -51,10 +51,13 @@ def token_s(records: Sequence[RoundRecord]) -> float:
     return typical([record.verify_s / (record.accepted + 1) for record in records if record.index])
 
 
-def choice_s(records: Sequence[RoundRecord], costs: MeasuredCosts) -> float:
-    """Host seconds of a round under a controller beyond those of a plain round and of its accepted tokens."""
-    rounds = [record for record in records if record.index]
-    return typical([_host_s(record) - costs.host_s - costs.token_s * record.accepted for record in rounds])
+def choice_s(records: Sequence[RoundRecord], costs: MeasuredCosts) -> tuple[float, float]:
+    """What a controller adds to the host's seconds of a round that drafts, and of one that does not."""
+    extra: tuple[list[float], list[float]] = [], []
+    for record in records:
+        if record.index:
+            extra[not record.asked_k].append(_host_s(record) - costs.host_s - costs.token_s * record.accepted)
+    return typical(extra[0]), typical(extra[1])
 
 
 def in_place(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Sequence[int]) -> MeasuredCosts:

@@ -52,7 +52,7 @@ class TargetProfile:
     """texts: (prompt ids, generated ids) of the calibration. guess: acceptance of free guesses in exact mode.
 
     exact: the row counts that calls are padded to, as (min, max, multiple). bytes: weights and a full cache.
-    choice_s: host seconds of each source that is weighed in an adaptive round.
+    choice_s: host seconds that the adaptive controller adds to a round that drafts, and to one that does not.
     """
 
     name: str
@@ -66,7 +66,7 @@ class TargetProfile:
     power: str
     measured_at: float
     temperature: float = 0.0
-    choice_s: float = 0.0
+    choice_s: tuple[float, float] = (0.0, 0.0)
 
     @property
     def most_k(self) -> int:
@@ -84,6 +84,7 @@ class TargetProfile:
             "costs": self.costs.to_json(),
             "texts": [[list(a), list(b)] for a, b in self.texts],
             "exact": None if self.exact is None else list(self.exact),
+            "choice_s": list(self.choice_s),
         }
 
     @classmethod
@@ -92,7 +93,9 @@ class TargetProfile:
         exact = fields["exact"]
         rows = None if exact is None else (int(exact[0]), int(exact[1]), int(exact[2]))
         texts = tuple((tuple(map(int, a)), tuple(map(int, b))) for a, b in fields["texts"])
-        return cls(**{**fields, "costs": MeasuredCosts.from_json(fields["costs"]), "exact": rows, "texts": texts})
+        drafting, idle = map(float, fields["choice_s"])
+        costs = MeasuredCosts.from_json(fields["costs"])
+        return cls(**{**fields, "costs": costs, "exact": rows, "texts": texts, "choice_s": (drafting, idle)})
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,12 @@ class _Costs:
     ) -> None:
         self.target, self.drafts, self.k, self.saved = target, drafts, k, saved
         self.exact = ExactRows(*target.exact) if target.exact else None
-        self.is_weighed = pace is Pace.ADAPTIVE
+        self.is_weighed = k > 0 and pace is Pace.ADAPTIVE
 
-    def host_s(self, accepted: int, n_sources: int) -> float:
+    def host_s(self, accepted: int, asked_k: int) -> float:
         """Of a round, drafting left out."""
-        weighing = n_sources * self.target.choice_s if self.is_weighed else 0.0
-        return self.target.costs.host_s + self.target.costs.token_s * accepted + weighing
+        choice_s = self.target.choice_s[not asked_k] if self.is_weighed else 0.0
+        return self.target.costs.host_s + self.target.costs.token_s * accepted + choice_s
 
     def draft_s(self, proposal: Proposal, n_missed: int) -> tuple[float, bool]:
         """(seconds, whether some of it was there ahead) of a proposal by a source that has missed `n_missed` tokens."""
@@ -173,7 +173,7 @@ class _Request:
             kind="bonus" if accepted == len(proposal) else "correction",
             draft_s=draft_s,
             target_s=self.target.costs.seconds(n_rows, at),
-            host_s=self.costs.host_s(accepted, len(self.sources)),
+            host_s=self.costs.host_s(accepted, k),
             propose_s=draft_s,
             verify_s=self.target.costs.token_s * (accepted + 1),
             hit=True if is_ahead else None,

@@ -265,8 +265,10 @@ def test_the_hosts_share_grows_with_accepted_tokens_and_with_weighing() -> None:
     for i in range(1, 10):
         rounds.append(proposal(i, 0.0, host_s=0.3 + 0.2 * (i % 3), verify_s=0.2 * (1 + i % 3), accepted=i % 3))
     assert token_s(rounds) == pytest.approx(0.2)
-    assert choice_s(rounds, MeasuredCosts({}, 0.1, token_s=0.2)) == pytest.approx(0.2)
-    assert token_s(rounds[:1]) == choice_s(rounds[:1], MeasuredCosts({})) == 0.0
+    rounds += [proposal(i, 0.0, "none", asked_k=0, host_s=0.15, accepted=0) for i in range(10, 14)]
+    assert choice_s(rounds, MeasuredCosts({}, 0.1, token_s=0.2)) == (pytest.approx(0.2), pytest.approx(0.05))
+    assert token_s(rounds[:1]) == 0.0
+    assert choice_s(rounds[:1], MeasuredCosts({})) == (0.0, 0.0)
 
 
 def test_contention_is_judged_round_against_round() -> None:

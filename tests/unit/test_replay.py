@@ -99,7 +99,7 @@ def test_a_draft_of_few_tokens_is_planned_for_no_more() -> None:
 def test_accepted_tokens_and_weighing_cost_host_time() -> None:
     """At T = 0.8 each accepted token is drawn, 0.4 ms of a 5 ms round, and drafts were promised them for nothing."""
     cheap = target(0.1, COPIED_TEXT)
-    dear = dataclasses.replace(cheap, costs=dataclasses.replace(cheap.costs, token_s=0.5), choice_s=0.25)
+    dear = dataclasses.replace(cheap, costs=dataclasses.replace(cheap.costs, token_s=0.5), choice_s=(0.25, 0.25))
     runs = [replay(t, {}, True, 4, Pace.FIXED) for t in (cheap, dear)]
     assert runs[0].rounds == runs[1].rounds
     assert runs[1].seconds - runs[0].seconds == pytest.approx(0.5 * (runs[0].tokens - runs[0].rounds))
@@ -109,3 +109,16 @@ def test_accepted_tokens_and_weighing_cost_host_time() -> None:
         c for c in plan(dear, draft((0.5,), 0.0)).candidates if (c.draft, c.k, c.schedule) == ("model", 1, "serial")
     )
     assert fixed.tok_s == pytest.approx(1.5 / (1.1 + 0.25))
+
+
+def test_a_controller_takes_longer_where_it_drafts() -> None:
+    """Too little to change a decision, so that what it adds can be counted."""
+    free = target(0.1, MIXED_TEXT)
+    (still, drafting, both) = (
+        replay(dataclasses.replace(free, choice_s=s), {}, True, 4, Pace.ADAPTIVE)
+        for s in ((0.0, 0.0), (1e-6, 0.0), (1e-6, 1e-6))
+    )
+    assert still.rounds == drafting.rounds == both.rounds
+    n_drafting = (drafting.seconds - still.seconds) / 1e-6
+    assert 1 < n_drafting < still.rounds - 1
+    assert both.seconds - still.seconds == pytest.approx(1e-6 * still.rounds, rel=1e-3)
