@@ -32,7 +32,8 @@ class Cell:
 class Part:
     """who: `all` sides, or edgespec's `own`. turns: how often every side answers each prompt.
 
-    slowest: a side below this share of the fastest plain one's speed on the first prompt sits out the rest.
+    slowest: a side below this share of the fastest plain one's speed on the first prompt answers only the first
+    slow_prompts of each kind, and where those are 0 none at all.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Part:
     n_tokens: int
     turns: int
     slowest: float = 0.0
+    slow_prompts: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Size:
     n_tokens: int
     turns: int
     slowest: float
+    slow_prompts: int
     scaled_prompts: int
     scaled_keys: tuple[str, ...]  # of `article.cases.scaled_cases`; none takes all
     fidelity_prompts: int
@@ -70,6 +73,7 @@ QUICK = Size(
     n_tokens=96,
     turns=1,
     slowest=0.35,
+    slow_prompts=0,
     scaled_prompts=3,
     scaled_keys=("k2", "k3", "k5-p0.7", "ngram-model-p"),
     fidelity_prompts=4,
@@ -83,7 +87,8 @@ FULL = Size(
     n_prompts=10,
     n_tokens=128,
     turns=1,
-    slowest=0.0,
+    slowest=0.2,
+    slow_prompts=2,
     scaled_prompts=5,
     scaled_keys=(),
     fidelity_prompts=8,
@@ -95,7 +100,9 @@ FULL = Size(
 
 def parts_of(size: Size, model: str, scaled: str) -> tuple[Part, ...]:
     """The parts that compare sides: everybody on the model, and edgespec alone on the scaled target."""
-    everybody = Part("sides", model, "all", size.cells, size.n_prompts, size.n_tokens, size.turns, slowest=size.slowest)
+    everybody = Part(
+        "sides", model, "all", size.cells, size.n_prompts, size.n_tokens, size.turns, size.slowest, size.slow_prompts
+    )
     chat = tuple(cell for cell in size.cells if cell.kind == "chat")
     return everybody, replace(
         everybody, name="scaled", model=scaled, who="own", cells=chat, n_prompts=size.scaled_prompts, slowest=0.0

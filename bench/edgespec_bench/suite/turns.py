@@ -8,6 +8,7 @@ end of the run. Knows the line protocol's fields, not the engines.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from typing import Any
 from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec_bench.prompts import load_prompts
 from edgespec_bench.sides import Side, SideProcess, decode_tok_s, open_sides
-from edgespec_bench.suite.parts import SETTING_LABELS, SETTINGS, Part
+from edgespec_bench.suite.parts import SETTING_LABELS, SETTINGS, Cell, Part
 from edgespec_bench.suite.rows import RowFile
 
 __all__ = ["run_part"]
@@ -151,6 +152,7 @@ class _Turns:
         for row in _rows(out, part, "run"):
             self.answered.setdefault(tuple(row[name] for name in _REQUEST), set()).add(row["side"])
         self.on_trial = set(running) if part.slowest > 0 else set()
+        self.slow: set[str] = set()
 
     def run(self, prompts: Mapping[str, list[tuple[str, list[int]]]]) -> None:
         first = next(iter(prompts.values()))[0][1]
@@ -158,12 +160,12 @@ class _Turns:
             self._ask(name, first, SETTINGS["t0"], 1, "warming up")
         self._find_lengths([prompt for own in prompts.values() for prompt in own])
         total = sum(len(prompts[cell.kind]) for cell in self.part.cells) * self.part.turns
-        for cell in self.part.cells:
-            for turn in range(self.part.turns):
-                for prompt_id, ids in prompts[cell.kind]:
-                    stage = f"{self.part.name}: {cell.kind}, {SETTING_LABELS[cell.setting]}"
-                    self.progress(stage, self.count, total)
-                    self._one(cell.kind, cell.setting, prompt_id, ids, turn)
+        most = max(len(own) for own in prompts.values())
+        for turn, number, cell in itertools.product(range(self.part.turns), range(most), self.part.cells):
+            if number < len(prompts[cell.kind]):  # all kinds in turns: a run that is stopped has some of each
+                self.progress(f"{self.part.name}: {cell.kind}, {SETTING_LABELS[cell.setting]}", self.count, total)
+                able = [name for name in self.running if number < self.part.slow_prompts or name not in self.slow]
+                self._one(able, cell, *prompts[cell.kind][number], turn)
 
     def _find_lengths(self, prompts: Sequence[tuple[str, list[int]]]) -> None:
         """Where the first plain side ends its answers."""
@@ -177,19 +179,18 @@ class _Turns:
             end = next((n for n, token in enumerate(tokens, 1) if token in self.ends), self.part.n_tokens)
             self.lengths[prompt_id] = min(max(end, LEAST_TOKENS), self.part.n_tokens)
 
-    def _one(self, kind: str, setting: str, prompt_id: str, ids: list[int], turn: int) -> None:
-        names = list(self.running)
+    def _one(self, names: list[str], cell: Cell, prompt_id: str, ids: list[int], turn: int) -> None:
         first = self.count % max(1, len(names))
         self.count += 1
-        if self.answered.get((kind, setting, prompt_id, turn), set()) >= self.running.keys():
+        where = {"kind": cell.kind, "setting": cell.setting, "prompt": prompt_id, "turn": turn}
+        if self.answered.get(tuple(where.values()), set()) >= set(names):
             return  # before the run was stopped
         speeds: dict[str, float] = {}
         for place, name in enumerate(names[first:] + names[:first]):
-            answer = self._ask(name, ids, SETTINGS[setting], 1 + turn, prompt_id)
+            answer = self._ask(name, ids, SETTINGS[cell.setting], 1 + turn, prompt_id)
             if answer is None:
                 continue
-            where = {"kind": kind, "setting": setting, "prompt": prompt_id, "turn": turn, "place": place}
-            self._write(name, where, len(ids), answer)
+            self._write(name, {**where, "place": place}, len(ids), answer)
             speeds[name] = decode_tok_s(answer)
         self._leave_out_slow({name: speed for name, speed in speeds.items() if name in self.on_trial}, speeds)
         self.on_trial -= speeds.keys()
@@ -230,7 +231,11 @@ class _Turns:
         """A short run spends its time on the sides that can be the best of something; each is judged once."""
         best = max((speed for name, speed in speeds.items() if self.running[name].side.what == "plain"), default=0.0)
         for name, speed in judged.items():
-            if speed < self.part.slowest * best:
+            if speed >= self.part.slowest * best:
+                continue
+            if self.part.slow_prompts:
+                self.slow.add(name)
+            else:
                 share = f"under {self.part.slowest:g} of the fastest plain side's {best:.0f}"
                 why = f"{speed:.0f} tok/s on the first prompt, {share}: measured further only in the whole run"
                 self._drop(name, why)
