@@ -60,29 +60,39 @@ def choice_s(records: Sequence[RoundRecord], costs: MeasuredCosts) -> tuple[floa
     return typical(extra[0]), typical(extra[1])
 
 
-def in_place(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Sequence[int]) -> MeasuredCosts:
+def in_place(
+    costs: MeasuredCosts, plain: Sequence[RoundRecord], swept: Sequence[RoundRecord], n_prompts: Sequence[int]
+) -> MeasuredCosts:
     """`costs` with the target's calls as long as they took between the other work of a round.
 
-    By themselves, the same row count over and over, small calls were up to 10 % slower and large ones 30 % faster: each
-    row count is corrected by the median of its rounds, those that were hardly run like their neighbours. Steps stay.
-    n_prompts: tokens of each request's prompt.
+    By themselves, the same row count over and over, small calls were up to 10 % slower and large ones 30 % faster. The
+    length of a plain step is that of the rounds of `plain`; `swept`, with all row counts, says how much longer others
+    are than its own plain rounds, as the machine may run slower than before. Row counts that were hardly run are
+    corrected like their neighbours. Steps stay. n_prompts: tokens of each request's prompt, in both.
     """
-    shares: dict[int, list[float]] = {}
+    step, shares = _shares(costs, plain, n_prompts), _shares(costs, swept, n_prompts)
+    if not step or not shares:
+        return costs
+    level = step[min(step)] / shares.get(min(step), step[min(step)])
+    known = {n: share * level for n, share in shares.items()} | step
+    target = {
+        at: {n: _scaled(entry, _between(known, n)) for n, entry in rows.items()} for at, rows in costs.target.items()
+    }
+    return replace(costs, target=target)
+
+
+def _shares(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Sequence[int]) -> dict[int, float]:
+    """Row count -> how long its calls took, over what `costs` says; of those that were run often enough."""
+    found: dict[int, list[float]] = {}
     lengths, n_past = iter(n_prompts), 0
     for record in records:
         if record.index == 0:
             n_past = next(lengths)
         else:
             share = record.target_s / (costs.seconds(record.n_rows, n_past) or 1.0)
-            shares.setdefault(record.n_rows, []).append(share)
+            found.setdefault(record.n_rows, []).append(share)
         n_past += record.emitted
-    known = {n: median(values) for n, values in sorted(shares.items()) if len(values) >= LEAST_ROUNDS}
-    if not known:
-        return costs
-    target = {
-        at: {n: _scaled(entry, _between(known, n)) for n, entry in rows.items()} for at, rows in costs.target.items()
-    }
-    return replace(costs, target=target)
+    return {n: median(values) for n, values in sorted(found.items()) if len(values) >= LEAST_ROUNDS}
 
 
 def _between(table: Mapping[int, float], n: int) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 from edgespec.errors import ConfigError
 from edgespec.options import IN_FLIGHT_DRAFTS
 from edgespec.profile import MOST_K, DraftProfile, Profiles, TargetProfile
-from edgespec.replay import Pace, Yield, replay
+from edgespec.replay import Pace, Yield, chances_at, replay
 from edgespec.sim import SCHEDULES, Scenario, predict
 
 __all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
@@ -225,53 +225,49 @@ def _candidates(profiles: Profiles, memory_budget: int | None, schedule: str | N
     plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
     maker = _Maker(target, plain, memory_budget, schedule, profiles.shared)
     found = [maker.make("none", 0, plain)]
-    for k in range(1, most + 1):
-        found.append(maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)))
-        for draft in drafts.values():
-            found += _fixed(maker, draft, k, most) if k <= draft.most else []
-    mixes: list[tuple[bool, DraftProfile | None]] = [(True, None)]
-    mixes += [(has_ngram, draft) for draft in drafts.values() for has_ngram in (True, False)]
-    for has_ngram, own in mixes:
-        kinds = ["ngram"] * has_ngram + ([own.kind] if own else [])
-        for name in SCHEDULES if own else SCHEDULES[:1]:
-            saved = _saved(target, own, most) if own and name == "overlapped" else {}
-            yields = replay(target, {own.kind: own} if own else {}, has_ngram, most, Pace.ADAPTIVE, saved)
-            found.append(maker.make(",".join(kinds), most, yields, own, "adaptive", name))
+    found += [maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)) for k in range(1, most + 1)]
+    found.append(maker.make("ngram", most, replay(target, {}, True, most, Pace.ADAPTIVE), None, "adaptive"))
+    for draft in drafts.values():
+        scenarios = {k: _scenario(target, draft, k) for k in range(1, min(most, draft.most) + 1)}
+        for k, scenario in scenarios.items():
+            found += _fixed(maker, draft, k, scenario)
+        for has_ngram, name in itertools.product((True, False), SCHEDULES):
+            saved = _saved(scenarios) if name == "overlapped" else {}
+            yields = replay(target, {draft.kind: draft}, has_ngram, most, Pace.ADAPTIVE, saved)
+            kinds = ",".join(["ngram"] * has_ngram + [draft.kind])
+            found.append(maker.make(kinds, most, yields, draft, "adaptive", name))
     return found
 
 
-def _fixed(maker: _Maker, draft: DraftProfile, k: int, most: int) -> list[Candidate]:
+def _fixed(maker: _Maker, draft: DraftProfile, k: int, scenario: Scenario) -> list[Candidate]:
     """The serial and the overlapped candidate of a draft model at a fixed k."""
-    target, found = maker.target, []
-    scenario = _scenario(target, draft, k, most)
+    found = []
     for schedule in SCHEDULES:
         expected = predict(scenario, k, schedule)
-        yields = Yield(expected.tokens_per_round, 1, expected.round_s, target.width(1 + k), k)
+        yields = Yield(expected.tokens_per_round, 1, expected.round_s, maker.target.width(1 + k), k)
         found.append(maker.make(draft.kind, k, yields, draft, "fixed", schedule))
     return found
 
 
-def _scenario(target: TargetProfile, draft: DraftProfile, k: int, most: int) -> Scenario:
-    """The pair's figures in the middle of the calibration texts, a draft step as it costs in proposals of `k`."""
-    at = mean_past(target)
-    survival = list(
-        itertools.accumulate((draft.chances[min(j, len(draft.chances) - 1)] for j in range(k)), operator.mul)
-    )
+def _scenario(target: TargetProfile, draft: DraftProfile, k: int) -> Scenario:
+    """The pair's figures at proposals of `k` tokens, in the middle of the calibration texts."""
+    at, acceptance = mean_past(target), chances_at(target, draft, k)
+    survival = itertools.accumulate((acceptance[min(j, len(acceptance) - 1)] for j in range(k)), operator.mul)
     return Scenario(
-        target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, most + 2)},
+        target_s={n: target.costs.seconds(target.width(n), at) for n in range(1, target.most_k + 2)},
         draft_s=draft.costs.seconds(k) / k,
-        acceptance=draft.chances,
+        acceptance=acceptance,
         host_s=target.costs.host_s + target.costs.token_s * sum(survival),
         target_slowdown=draft.contention[0],
         draft_slowdown=draft.contention[1],
     )
 
 
-def _saved(target: TargetProfile, draft: DraftProfile, most: int) -> dict[int, float]:
+def _saved(scenarios: Mapping[int, Scenario]) -> dict[int, float]:
     """k -> seconds that a round is expected to be shorter overlapped than serially."""
     found = {}
-    for k in range(1, most + 1):
-        serial, overlapped = (predict(_scenario(target, draft, k, most), k, name).round_s for name in SCHEDULES)
+    for k, scenario in scenarios.items():
+        serial, overlapped = (predict(scenario, k, name).round_s for name in SCHEDULES)
         found[k] = serial - overlapped
     return found
 

@@ -297,8 +297,7 @@ def _measure_target_profile(
     if (k := run.most_k(found.most_k)) < 1:
         return found
     swept = run.sweep(k)
-    lengths = [len(prompt) for prompt in run.prompts]
-    found = replace(found, costs=in_place(found.costs, [*records, *swept], [*lengths, *lengths]))
+    found = replace(found, costs=in_place(found.costs, records, swept, [len(prompt) for prompt in run.prompts]))
     adapted = run.adapt("ngram", k, Profiles(found).expected)
     return replace(found, choice_s=choice_s(adapted, found.costs))
 

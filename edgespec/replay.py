@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft_records import chances
 from edgespec.engine.adaptive import AdaptiveController
 from edgespec.engine.controller import Controller
 from edgespec.engine.learned import Learned
@@ -21,7 +22,7 @@ from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stand_in import StandIn
 from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Proposal, RoundRecord
 
-__all__ = ["Pace", "Yield", "replay"]
+__all__ = ["Pace", "Yield", "chances_at", "replay"]
 
 TURNS = 3  # over the texts where acceptance is drawn
 PREFILL_ROWS = 256  # of a prompt's last call, at most
@@ -66,21 +67,50 @@ def replay(
     saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
     """
     total = Yield()
-    costs = _Costs(target, drafts, k, pace, saved or {})
-    has_luck = target.guess > 0.0 or any(not draft.places for draft in drafts.values())
-    for turn in range(TURNS if has_luck else 1):
-        memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
-        for index in range(len(target.texts)):
-            dice = random.Random(f"{turn} {index}")
-            sources: list[Drafter] = [NgramDrafter()] if has_ngram else []
-            sources += [StandIn(draft, *target.texts[index], index, dice, costs.exact) for draft in drafts.values()]
-            controller = (
-                AdaptiveController(k, memory=memory, exact=costs.exact) if pace is Pace.ADAPTIVE else Controller(k)
-            )
-            _Request(target, sources, controller, costs, dice).run(*target.texts[index], total)
+    for record in _records(target, drafts, has_ngram, k, pace, saved or {}):
+        if record.index:
+            total.tokens += record.emitted
+            total.rounds += 1
+            total.seconds += record.target_s + record.draft_s + record.host_s
+            total.rows += record.n_rows
+            total.steps += record.drafted if record.source in drafts else 0
     if not total.tokens:  # every text was empty: a single plain step stands for them
         total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s, target.width(1))
     return total
+
+
+def chances_at(target: TargetProfile, draft: DraftProfile, k: int) -> tuple[float, ...]:
+    """The draft's acceptance by position where it always drafts `k` tokens: rounds then begin at other places.
+
+    What calibration saw at its longest proposals where it is not known by place.
+    """
+    if not draft.places:
+        return draft.chances
+    rounds = _records(target, {draft.kind: draft}, False, k, Pace.FIXED, {})
+    return chances([record for record in rounds if record.source == draft.kind])
+
+
+def _records(
+    target: TargetProfile,
+    drafts: Mapping[str, DraftProfile],
+    has_ngram: bool,
+    k: int,
+    pace: Pace,
+    saved: Mapping[int, float],
+) -> Iterator[RoundRecord]:
+    """The rounds of every text, more than once where something is drawn."""
+    costs = _Costs(target, drafts, k, pace, saved)
+    has_luck = target.guess > 0.0 or any(not draft.places for draft in drafts.values())
+    for turn in range(TURNS if has_luck else 1):
+        memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
+        for index, (prompt, text) in enumerate(target.texts):
+            dice = random.Random(f"{turn} {index}")
+            sources: list[Drafter] = [NgramDrafter()] if has_ngram else []
+            sources += [StandIn(draft, prompt, text, index, dice, costs.exact) for draft in drafts.values()]
+            controller = Controller(k)
+            if pace is Pace.ADAPTIVE:
+                controller = AdaptiveController(k, memory=memory, exact=costs.exact)
+            yield from _Request(target, sources, controller, costs, dice).run(prompt, text)
 
 
 class _Costs:
@@ -125,23 +155,17 @@ class _Request:
     dice: random.Random
     fed: dict[str, int] = field(default_factory=dict)  # source -> committed tokens when it last proposed
 
-    def run(self, prompt: Sequence[int], text: Sequence[int], total: Yield) -> None:
-        """Add the rounds of one text; the first one comes with the prompt and is left out, as in `decode_tok_s`."""
+    def run(self, prompt: Sequence[int], text: Sequence[int]) -> Iterator[RoundRecord]:
+        """The rounds of one text; the first one comes with the prompt and is no part of `decode_tok_s`."""
         truth, tokens, index = [*prompt, *text], list(prompt), 0
         params = SamplingParams(temperature=self.target.temperature)
         sampler = Sampler(params, n_vocab=1, eos_ids=(), n_prompt=len(prompt))
         while len(tokens) < len(truth):
             context = DraftContext(tokens, sampler, cast(Any, None), cast(Any, None), index)
-            n_pending = 1 if index else min(len(prompt), PREFILL_ROWS)
-            record = self._round(context, truth, n_pending)
+            record = self._round(context, truth, 1 if index else min(len(prompt), PREFILL_ROWS))
             self.controller.update(record)
             tokens += truth[len(tokens) : len(tokens) + record.emitted]
-            if index:
-                total.tokens += record.emitted
-                total.rounds += 1
-                total.seconds += record.target_s + record.draft_s + record.host_s
-                total.rows += record.n_rows
-                total.steps += record.drafted if record.source in self.costs.drafts else 0
+            yield record
             index += 1
 
     def _round(self, context: DraftContext, truth: Sequence[int], n_pending: int) -> RoundRecord:

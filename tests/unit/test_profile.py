@@ -246,18 +246,23 @@ def test_catching_up_is_what_the_first_proposal_of_a_request_takes_more() -> Non
 def test_calls_cost_what_they_do_between_the_other_work_of_a_round() -> None:
     """Timed one after the other, small calls were dearer and large ones cheaper than decoding finds them."""
     costs = MeasuredCosts({64: spreads(n1=1.0, n2=1.0, n3=4.0, n5=5.0), 1064: spreads(n1=2.0, n2=2.0, n3=5.0, n5=6.0)})
-    first = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=1, target_s=0.9) for i in (1, 2, 3))]
-    second = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=3, target_s=6.6) for i in (1, 2, 3))]
-    second += [proposal(4, 0.0, n_rows=5, target_s=99.0)]  # one round says nothing
-    found = in_place(costs, [*first, *second], [1, 562])
+    plain = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=1, target_s=0.9) for i in (1, 2, 3))]
+    swept = [proposal(0, 0.0, target_s=99.0), *(proposal(i, 0.0, n_rows=3, target_s=6.6) for i in (1, 2, 3))]
+    swept += [proposal(4, 0.0, n_rows=5, target_s=99.0)]  # one round says nothing
+    rise = 6.6 / costs.seconds(3, 503)
+    found = in_place(costs, plain, swept, [501])
     assert {n: s.median for n, s in found.target[64].items()} == {
-        1: pytest.approx(0.9),
-        2: pytest.approx((0.9 + 6.6 / 4.5) / 2, abs=2e-3),
-        3: pytest.approx(4 * 6.6 / 4.5, abs=0.02),
-        5: pytest.approx(5 * 6.6 / 4.5, abs=0.03),
+        1: pytest.approx(0.9 / costs.seconds(1, 503), abs=2e-3),
+        2: pytest.approx((0.9 / costs.seconds(1, 503) + rise) / 2, abs=2e-3),
+        3: pytest.approx(4 * rise, abs=0.02),
+        5: pytest.approx(5 * rise, abs=0.03),
     }
-    assert found.target[1064][1].median == pytest.approx(1.8)
-    assert in_place(costs, [], []) == costs
+    assert found.target[1064][3].median == pytest.approx(5 * rise, abs=0.03)
+    swept += [proposal(i, 0.0, n_rows=1, target_s=1.8) for i in range(5, 8)]  # the machine had become half as fast
+    again = in_place(costs, plain, swept, [501])
+    assert again.target[64][3].median == pytest.approx(2 * rise, abs=0.02)
+    assert again.target[64][1] == found.target[64][1]
+    assert in_place(costs, [], swept, [501]) == in_place(costs, plain, [], [501]) == costs
 
 
 def test_the_hosts_share_grows_with_accepted_tokens_and_with_weighing() -> None:
