@@ -100,11 +100,11 @@ class AdaptiveController(Controller):
         self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
     ) -> tuple[Drafter | None, int]:
         self._begin(context)
-        if self._naps():
-            return self._none("no gain")
-        offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # always: some judge themselves by it
         if not drafters:
             return None, 0
+        if self._naps():
+            return self._none("no gain")
+        offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # of all: some judge themselves by it
         self._sunk = self._width(n_pending) - self._width(1)
         seconds = self.memory.costs.target_s(self._width(1), self._n_tokens)
         if seconds is None or self._wants_plain():
@@ -330,7 +330,11 @@ class AdaptiveController(Controller):
                 "what it may lose is used up"
             )
         chance = self.memory.acceptance[best.key].chances(1, MODEL_PRIOR)[0]
-        return "no gain", f"{source} with k = {best.k} would run at {gain:.2f}x of plain (acceptance {chance:.2f})"
+        wanted = f", {LEAST_GAIN:g}x is wanted" if gain > 1.0 else ""
+        return (
+            "no gain",
+            f"{source} with k = {best.k} would run at {gain:.2f}x of plain (acceptance {chance:.2f}){wanted}",
+        )
 
     def summary(self) -> dict[str, Any]:
         """What was chosen how often, when and why nothing was, and the account; for the run report."""

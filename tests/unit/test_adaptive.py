@@ -13,9 +13,10 @@ from edgespec.draft.ngram import NgramDrafter
 from edgespec.engine.adaptive import Expectation, Learned
 from edgespec.engine.controller import create_controller
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread
+from edgespec.engine.learned import Rest
 from edgespec.sampling import SamplingParams
 from edgespec.testing import TableModel
-from edgespec.types import ExactRows
+from edgespec.types import DraftContext, ExactRows, Offer
 
 COSTS = [(1.0, 0.4), (0.2, 0.2), (4.0, 0.8), (0.2, 4.0), (0.0, 0.0)]  # seconds of a further row, and of a draft step
 
@@ -178,6 +179,45 @@ def test_tries_of_a_useless_draft_come_at_growing_distances() -> None:
     assert late
     assert min(late) >= 64
     assert len(draft.asked) < 45
+
+
+def test_a_source_that_does_not_pay_is_seldom_asked() -> None:
+    """Asking takes a percent of a small model's step; what begins to copy is still noticed within four tokens."""
+    world, n = make_world(), 400
+    asked: list[int] = []
+
+    class Counted(KnowingDrafter):
+        def offer(self, context: DraftContext) -> Offer:
+            asked.append(len(context.tokens) - 3)
+            return super().offer(context)
+
+    world.run([Counted(world.truth(n), lambda _: False, 2.0)], n)
+    assert len(asked) < n / 2
+    assert max(b - a for a, b in itertools.pairwise(asked)) == 4
+    assert world.memory.ledger.tokens == n
+
+
+def test_what_sits_out_is_weighed_now_and_then_and_when_it_has_news() -> None:
+    rest = Rest()
+    assert not rest.sleeps(Offer(8, 0.4))
+    rest.begin()
+    rest.left = 40
+    assert [at for at in range(40) if not rest.sleeps(Offer(8, 0.42))] == [7, 23, 39]
+    rest.left = 40
+    assert not rest.sleeps(Offer(8, 0.6))
+    assert rest.sleeps(Offer(8, 0.6))
+
+
+def test_a_source_that_failed_is_tried_later_on_the_next_text() -> None:
+    """Sooner than on the last one, but not as if it had never failed."""
+    memory = Learned()
+    rest = memory.rest["model", 0] = Rest()
+    for _ in range(4):
+        rest.begin()
+    assert (rest.left, rest.wait) == (64, 128)
+    for wait in (64, 32, 16, 8, 8):
+        memory.begin_request()
+        assert (rest.left, rest.wait) == (None, wait)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
