@@ -42,6 +42,7 @@ __all__ = [
 
 VERSION = 2
 MOST_K = 8  # tokens that a plan drafts a round
+LEAST_SWEPT = 10  # tokens of a text that say how calls last in place; a slow target's host time is nothing beside them
 MOST_AGE_S = 30 * 86400.0
 Progress = Callable[..., None]
 Texts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # (prompt, answer)
@@ -294,7 +295,7 @@ def _measure_target_profile(
         measured_at=time.time(),
         temperature=run.temperature,
     )
-    if (k := run.most_k(found.most_k)) < 1:
+    if (k := run.most_k(found.most_k)) < 1 or run.n_tokens < LEAST_SWEPT:
         return found
     swept = run.sweep(k)
     found = replace(found, costs=in_place(found.costs, records, swept, [len(prompt) for prompt in run.prompts]))
