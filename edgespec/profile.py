@@ -156,7 +156,7 @@ class Profiles:
         """What a controller starts with: all costs in one table, and how often drafts were right."""
         costs = replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
         chances = {kind: draft.chances for kind, draft in self.drafts.items()}
-        return Expectation(costs, chances, self.target.guess)
+        return Expectation(costs, chances, self.target.guess, self.target.temperature > 0.0)
 
 
 def profile_llm(

@@ -112,7 +112,7 @@ class AdaptiveController(Controller):
         guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
         costs = self.memory.costs
         self._plain = plain = _Plain(seconds + costs.host_s + guess * costs.token_s, 1.0 + guess)
-        awake = [one for one in offers if not self._rest((one[0].source, one[1].bucket)).sleeps(one[1])]
+        awake = [one for one in offers if not self._rest(self._key(*one)).sleeps(one[1])]
         bids = [bid for drafter, offer in awake for bid in self._bids(drafter, offer, room, plain)]
         if not bids:
             return self._none(*(self._why_no_bids(offers, room) if len(awake) == len(offers) else ("no gain",)))
@@ -121,9 +121,9 @@ class AdaptiveController(Controller):
         if chosen is None:
             return self._none(*self._why_none(bids, plain))
         self._bid, self._idle = chosen, 0
-        self.memory.tries[chosen.key[0]].append(self.memory.rounds)
+        self.memory.tries[chosen.key.source].append(self.memory.rounds)
         self._set_stop(context, chosen, plain)
-        self._chosen[chosen.key[0], chosen.k] += 1
+        self._chosen[chosen.key.source, chosen.k] += 1
         return chosen.drafter, chosen.k
 
     def _naps(self) -> bool:
@@ -145,7 +145,7 @@ class AdaptiveController(Controller):
         self._bid, self._plain, self.min_survival = None, None, 0.0
         self._n_tokens = len(context.tokens)
         if context.round == 0:
-            self.memory.begin_request()
+            self.memory.begin_request(context.sampler.params.temperature > 0.0)
         if self.most_k is not None and context.round % POWER_EVERY == 0:
             self._limit = self.most_k()
 
@@ -154,7 +154,7 @@ class AdaptiveController(Controller):
 
     def _bids(self, drafter: Drafter, offer: Offer, room: int, plain: _Plain) -> list[_Bid]:
         """Lengths up to known ground and one beyond; a source that costs nothing fills the rows that run anyway."""
-        key = (drafter.source, offer.bucket)
+        key = self._key(drafter, offer)
         memory, source = self.memory, drafter.source
         top = min(self.k, room, offer.max_k, self._limit[0] if self._limit else self.k)
         reach = max(memory.known_k.get(source, 0) + 1, self.min_k)
@@ -198,10 +198,10 @@ class AdaptiveController(Controller):
     def _rival(self, bids: Sequence[_Bid], plain: _Plain, best: _Bid) -> _Bid:
         """Now and then, instead of the best bid, the shortest one of a source that was hardly or long not tried."""
         for bid in bids:
-            tries = self.memory.tries[bid.key[0]]
+            tries = self.memory.tries[bid.key.source]
             last = tries[-1] if tries else -SOON
             is_due = self.memory.rounds - last >= (SOON if len(tries) < FEW else LATE)
-            if is_due and bid.key[0] != best.key[0] and self._affords(bid, plain):
+            if is_due and bid.key.source != best.key.source and self._affords(bid, plain):
                 return bid
         return best
 
@@ -219,6 +219,9 @@ class AdaptiveController(Controller):
                 rest.begin()
                 chosen = bid
         return chosen
+
+    def _key(self, drafter: Drafter, offer: Offer) -> Key:
+        return Key(drafter.source, offer.bucket, self.memory.is_drawn)
 
     def _rest(self, key: Key) -> Rest:
         rest = self.memory.rest.get(key)
@@ -244,7 +247,7 @@ class AdaptiveController(Controller):
         step_s = (bid.at_risk_s - (plain.tokens - 1.0) * plain.token_s) / bid.k
         rate = max(bid.rate, 1.0 / plain.token_s)
         survival = min(rate * step_s / max(bid.next_chance, 1e-3), 0.9)
-        self.min_survival = self.memory.calibration.setdefault(bid.key[0], Calibration()).limit(survival)
+        self.min_survival = self.memory.calibration.setdefault(bid.key.source, Calibration()).limit(survival)
 
     # --- after a round ----------------------------------------------------------------------------------------------
 
@@ -254,8 +257,7 @@ class AdaptiveController(Controller):
         if not record.asked_k:
             memory.last_plain = memory.rounds
         if memory.rounds % FADE_EVERY == 0:
-            for entry in memory.acceptance.values():
-                entry.fade(FADE_ROUND**FADE_EVERY)
+            memory.fade(FADE_ROUND**FADE_EVERY)
         if record.index > 0 and self._plain is not None and not self._sunk:
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
             host_s = record.host_s - max(0.0, record.propose_s - record.draft_s)
@@ -271,7 +273,7 @@ class AdaptiveController(Controller):
 
     def _settle(self, record: RoundRecord, bid: _Bid, plain: _Plain) -> None:
         """Learn from a round that drafted, and book what it gained or lost."""
-        memory, (source, _) = self.memory, bid.key
+        memory, source = self.memory, bid.key.source
         is_own = record.source == source
         drafted, accepted = (record.drafted, record.accepted) if is_own else (0, 0)
         draft_s = max(record.draft_s, record.propose_s)  # a test's clock may be slower than the real one
@@ -322,7 +324,7 @@ class AdaptiveController(Controller):
 
     def _why_none(self, bids: Sequence[_Bid], plain: _Plain) -> tuple[str, str]:
         best = max(bids, key=lambda bid: bid.rate)
-        gain, source = best.rate * plain.token_s, best.key[0]
+        gain, source = best.rate * plain.token_s, best.key.source
         if gain > 1.0 and not self._affords(best, plain):
             ledger = self.memory.ledger
             return "account", (

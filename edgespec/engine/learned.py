@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edgespec.engine.acceptance import FADE_REQUEST, Acceptance, Calibration
 from edgespec.engine.costs import CostTable, MeasuredCosts
@@ -22,9 +23,15 @@ SHORTER = 2  # so many times, for another text
 WEIGHED_EVERY = 16  # rounds of a rest
 NEWS = 0.05  # how much better a source's own estimate must have become to be weighed at once
 FEW = 3  # tries of a source that are remembered
-EXPECTED = 8.0  # judgements that a profile's acceptance is worth
+EXPECTED, ELSEWHERE = 8.0, 2.0  # judgements that a profile's acceptance is worth, and that of the other temperature
 
-Key = tuple[str, int]  # source and bucket
+
+class Key(NamedTuple):
+    """What acceptance is kept by. is_drawn: of texts that are drawn (T > 0) and agree with drafts less."""
+
+    source: str
+    bucket: int
+    is_drawn: bool
 
 
 @dataclass
@@ -64,11 +71,13 @@ class Expectation:
     """What a profile says before anything was decoded.
 
     chances: source -> acceptance of each position, given that those before it were right. guess: of a free guess.
+    is_drawn: whether the texts were drawn (T > 0).
     """
 
     costs: MeasuredCosts
     chances: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guess: float = GUESS_PRIOR
+    is_drawn: bool = False
 
 
 @dataclass
@@ -83,6 +92,8 @@ class Learned:
     known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
     rest: dict[Key, Rest] = field(default_factory=dict)
     tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
+    is_drawn: bool = False  # of the request
+    hosts: dict[bool, tuple[float, float]] = field(default_factory=dict)  # host_s and token_s of the other temperature
     rounds: int = 0
     last_plain: int = 0  # the round that was plain last
 
@@ -94,13 +105,25 @@ class Learned:
         learned = cls(CostTable(expected.costs))
         learned.guess.expect([expected.guess], EXPECTED)
         for source, chances in expected.chances.items():
-            learned.acceptance.setdefault((source, 0), Acceptance()).expect(chances, EXPECTED)
+            for is_drawn in (False, True):
+                entry = learned.acceptance[Key(source, 0, is_drawn)] = Acceptance()
+                entry.expect(chances, EXPECTED if is_drawn == expected.is_drawn else ELSEWHERE)
             learned.known_k[source] = len(chances)
         return learned
 
-    def begin_request(self) -> None:
-        """Another text: old evidence counts less, and whoever sits out may be tried again sooner."""
-        for entry in self.acceptance.values():
-            entry.fade(FADE_REQUEST)
-        for rest in self.rest.values():
-            rest.shorten()
+    def begin_request(self, is_drawn: bool) -> None:
+        """Another text: old evidence of its kind counts less, and whoever sits out may be tried again sooner."""
+        if is_drawn != self.is_drawn:
+            costs, self.is_drawn = self.costs, is_drawn
+            self.hosts[not is_drawn] = costs.host_s, costs.token_s
+            costs.host_s, costs.token_s = self.hosts.get(is_drawn, self.hosts[not is_drawn])
+        self.fade(FADE_REQUEST)
+        for key, rest in self.rest.items():
+            if key.is_drawn == is_drawn:
+                rest.shorten()
+
+    def fade(self, share: float) -> None:
+        """Keep only so much of the weight of what was seen of texts like the request's."""
+        for key, entry in self.acceptance.items():
+            if key.is_drawn == self.is_drawn:
+                entry.fade(share)

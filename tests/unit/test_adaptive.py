@@ -13,7 +13,7 @@ from edgespec.draft.ngram import NgramDrafter
 from edgespec.engine.adaptive import Expectation, Learned
 from edgespec.engine.controller import create_controller
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread
-from edgespec.engine.learned import Rest
+from edgespec.engine.learned import Key, Rest
 from edgespec.sampling import SamplingParams
 from edgespec.testing import TableModel
 from edgespec.types import DraftContext, ExactRows, Offer
@@ -197,6 +197,38 @@ def test_a_source_that_does_not_pay_is_seldom_asked() -> None:
     assert world.memory.ledger.tokens == n
 
 
+def test_what_is_drawn_and_what_is_likeliest_are_learnt_apart() -> None:
+    """Requests at T = 0.8 accept less; those at T = 0 that took turns with them used to draft as little."""
+    world, n = make_world(0.2), 120
+    shares = []
+    for turn in range(8):
+        temperature = 0.8 * (turn % 2)
+        draft = KnowingDrafter(world.truth(n), lambda _, t=temperature: t == 0.0, 0.4)  # type: ignore[misc]
+        outcome = world.run([draft], n, temperature=temperature)
+        shares.append(sum(record.asked_k > 0 for record in outcome.stats.records) / len(outcome.stats.records))
+    assert min(shares[2::2]) > 0.9
+    assert max(shares[3::2]) < 0.2
+    chances = [world.memory.acceptance[Key("model", 0, drawn)].chances(1, 0.5)[0] for drawn in (False, True)]
+    assert chances[0] > 0.8 > 0.4 > chances[1]
+
+
+def test_a_profile_counts_less_at_the_other_temperature() -> None:
+    expected = Expectation(MeasuredCosts({1: {1: Spread(1, 1, 1, 1)}}), {"model": (0.9,)}, is_drawn=True)
+    memory = Learned.expecting(expected)
+    assert [memory.acceptance[Key("model", 0, drawn)].evidence for drawn in (False, True)] == [2.0, 8.0]
+
+
+def test_the_hosts_time_follows_the_temperature() -> None:
+    memory = Learned()
+    memory.costs.host_s, memory.costs.token_s = 1.0, 0.1
+    memory.begin_request(True)
+    assert memory.costs.host_s == 1.0  # until it is known better
+    memory.costs.host_s, memory.costs.token_s = 2.0, 0.5
+    for is_drawn, host_s, token_s in ((False, 1.0, 0.1), (False, 1.0, 0.1), (True, 2.0, 0.5)):
+        memory.begin_request(is_drawn)
+        assert (memory.costs.host_s, memory.costs.token_s) == (host_s, token_s)
+
+
 def test_what_sits_out_is_weighed_now_and_then_and_when_it_has_news() -> None:
     rest = Rest()
     assert not rest.sleeps(Offer(8, 0.4))
@@ -211,12 +243,12 @@ def test_what_sits_out_is_weighed_now_and_then_and_when_it_has_news() -> None:
 def test_a_source_that_failed_is_tried_later_on_the_next_text() -> None:
     """Sooner than on the last one, but not as if it had never failed."""
     memory = Learned()
-    rest = memory.rest["model", 0] = Rest()
+    rest = memory.rest[Key("model", 0, False)] = Rest()
     for _ in range(4):
         rest.begin()
     assert (rest.left, rest.wait) == (64, 128)
     for wait in (64, 32, 16, 8, 8):
-        memory.begin_request()
+        memory.begin_request(False)
         assert (rest.left, rest.wait) == (None, wait)
 
 
