@@ -71,9 +71,9 @@ class TargetProfile:
 
     @property
     def most_k(self) -> int:
-        """Tokens that a round may draft as far as V(n) was measured."""
+        """Tokens that a round may draft as far as V(n) was measured, and exact rows hold."""
         measured = max(max(rows) for rows in self.costs.target.values())
-        return max(0, min(MOST_K, measured - 1))
+        return max(0, min(MOST_K, measured - 1, self.exact[1] - 1 if self.exact else MOST_K))
 
     def width(self, n_rows: int) -> int:
         """Rows that are really run for `n_rows` wanted ones."""

@@ -49,6 +49,16 @@ def test_only_row_counts_that_exact_mode_runs_are_measured() -> None:
     assert {n for n, count in model.rows.items() if count > 2} <= {1, 4, 8, 12, 16, 480, 256, 224, 240, 15}
 
 
+def test_no_more_is_planned_than_exact_rows_hold(tmp_path: Path) -> None:
+    """In a short context they hold fewer tokens than V(n) is measured for; `run` refuses what is over that."""
+    llm = LLM(slow_table(10.0, 1.0, n_ctx=12), draft="ngram")
+    assert llm.exact is not None
+    assert llm.exact.max_rows == 6
+    found = profile_llm(llm, effort=SMALL, store=Profile(tmp_path / "machine.json")).target
+    assert max(found.costs.target[min(found.costs.target)]) > 6
+    assert found.most_k == 5
+
+
 def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None:
     target, draft = slow_table(10.0, 1.0), slow_table(2.0, 0.0, noise=1.0)
     llm = LLM(target, draft="ngram,model", draft_model=draft, exact=False)
