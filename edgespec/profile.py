@@ -7,6 +7,7 @@ than MOST_AGE_S, or of another version of this module, are measured again. Decid
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,8 @@ __all__ = [
 VERSION = 2
 MOST_K = 8  # tokens that a plan drafts a round
 LEAST_SWEPT = 10  # tokens of a text that say how calls last in place; a slow target's host time is nothing beside them
+_TEXTS = ("name", "device", "kind", "power")  # fields that hold words
+_NUMBERS = ("guess", "bytes", "load_s", "measured_at", "temperature", "most", "host_s", "token_s")
 MOST_AGE_S = 30 * 86400.0
 Progress = Callable[..., None]
 Texts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # (prompt, answer)
@@ -96,6 +99,8 @@ class TargetProfile:
         texts = tuple((tuple(map(int, a)), tuple(map(int, b))) for a, b in fields["texts"])
         drafting, idle = map(float, fields["choice_s"])
         costs = MeasuredCosts.from_json(fields["costs"])
+        if min(entry.median for row in costs.target.values() for entry in row.values()) <= 0.0:
+            raise ValueError("a call takes no time")
         return cls(**{**fields, "costs": costs, "exact": rows, "texts": texts, "choice_s": (drafting, idle)})
 
 
@@ -188,15 +193,19 @@ def profile_llm(
         found = _measure_target_profile(llm, run, effort, load_s, progress)
         _keep(store, key, found, is_kept)
     run.fit(effort, found.costs.target)
+    run.prompts = [list(prompt) for prompt, _ in found.texts]  # a kept target's may be others than `effort` has
+    texts_key = hashlib.sha256(repr(found.texts).encode()).hexdigest()[:12]
     profiles = Profiles(found)
     for kind in llm.working_drafts:
         if kind == "ngram":
             continue  # it costs nothing, and what it yields is replayed from the texts
         identity = _draft_identity(llm, kind)
-        draft_key, is_known = f"{key} draft={kind} {identity}", is_kept and identity is not None
+        draft_key, is_known = f"{key} draft={kind} {identity} {texts_key}", is_kept and identity is not None
         draft = None if fresh or not is_known else _load(store, draft_key, DraftProfile.from_json)
         if draft is None:
             draft = _measure_draft(llm, kind, run, effort, found.texts, progress)
+            if kind not in llm.working_drafts:  # it failed meanwhile: that is no figure of it
+                continue
             _keep(store, draft_key, draft, is_known)
         profiles.drafts[kind] = draft
         device = llm.loaded.draft_uses[kind].device
@@ -215,11 +224,27 @@ def _draft_identity(llm: LLM, kind: str) -> str | None:
 def _load(store: Profile, key: str, parse: Callable[[Mapping[str, Any]], Any]) -> Any | None:
     """A kept profile that is not too old; None where there is none that can be read."""
     fields = store.get("costs", key)
+    if not isinstance(fields, Mapping) or not _is_sound(fields):
+        return None
     try:
-        found = parse(fields) if fields is not None else None
-    except (KeyError, TypeError, ValueError, AttributeError):
+        found = parse(fields)
+        is_young = 0 <= time.time() - found.measured_at < MOST_AGE_S
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None  # damaged, or written by another version
-    return found if found is not None and 0 <= time.time() - found.measured_at < MOST_AGE_S else None
+    return found if is_young else None
+
+
+def _is_sound(value: Any, name: str = "") -> bool:
+    """Whether stored figures are figures: texts and nothing only where they belong, numbers finite and not negative."""
+    if isinstance(value, Mapping):
+        return bool(value or name == "drafts" or name == "catch_up") and all(_is_sound(v, k) for k, v in value.items())
+    if isinstance(value, list):
+        return name not in _NUMBERS and all(_is_sound(entry) for entry in value)
+    if name in _TEXTS:
+        return isinstance(value, str)
+    if value is None:
+        return name in ("exact", "passes")
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _keep(store: Profile, key: str, found: TargetProfile | DraftProfile, is_kept: bool) -> None:
@@ -237,8 +262,9 @@ def measure_target(
     left out; one row, the native plain step, is always in. Row counts take turns, so that a slow moment hits all."""
     info = model.info
     widths = sorted({1, *(n if exact is None else exact.width(n) for n in effort.rows)})
-    most = min(n for n in (widths[-1], info.max_rows, info.max_rewind, info.n_ctx - 1) if n)
+    most = min(n for n in (widths[-1], info.max_rows, info.max_rewind, info.n_ctx - 1) if n is not None)
     widths = [n for n in widths if n <= most or n == 1]
+    most = most if len(widths) > 1 else effort.repeats + 1  # rows beside the cached ones
     contexts = [n for n in effort.contexts if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
     session, table = model.open_session(), {}
     try:
@@ -260,6 +286,7 @@ def _time_widths(
     session: Any, n_past: int, widths: Sequence[int], effort: Effort, n_vocab: int, progress: Progress | None
 ) -> dict[int, Spread]:
     seconds: dict[int, list[float]] = {n: [] for n in widths}
+    can_rewind = widths != [1]  # single rows may as well go on, where nothing can be taken back
     began = time.perf_counter()
     for turn in range(-1, effort.repeats):  # the first turn warms up: buffers are made then
         if turn >= 1 and time.perf_counter() - began > effort.budget_s:
@@ -268,7 +295,8 @@ def _time_widths(
             if progress:
                 progress("Measuring this machine", turn * len(widths) + n, effort.repeats * len(widths))
             rows = session.forward([(11 * i + n) % n_vocab for i in range(n)])
-            session.keep(n_past)
+            if can_rewind:
+                session.keep(n_past)
             if turn >= 0:
                 seconds[n].append(rows.run_s)
     return {n: spread(values) for n, values in seconds.items()}

@@ -19,7 +19,8 @@ from edgespec.draft_records import chances, choice_s, draft_costs, in_place, tok
 from edgespec.engine.costs import CostTable, DraftCosts, MeasuredCosts, Spread
 from edgespec.errors import ConfigError
 from edgespec.machine import Profile
-from edgespec.profile import Effort, measure_target, profile_llm
+from edgespec.planner import make_plan
+from edgespec.profile import DraftProfile, Effort, TargetProfile, _load, measure_target, profile_llm
 from edgespec.testing import LatencyModel, TableModel
 from edgespec.testing.latency import FakeClock
 from edgespec.types import ExactRows, RoundRecord
@@ -90,6 +91,62 @@ def test_a_slow_target_writes_shorter_texts_at_first_use(
     assert [len(text) for _, text in found.texts] == [n_tokens] * 2
     assert sorted(found.costs.target[64]) == [1, 2, 3, 4, 5]
     assert len(swept) == (n_tokens >= 10)  # a slow target is not run once more for the sake of the host's time
+
+
+def pair(tmp_path: Path, **options: Any) -> tuple[LLM, Profile]:
+    target, draft = slow_table(10.0, 1.0), slow_table(1.0, 0.1, **options)
+    target.content_key, draft.content_key = "this table", "that table"  # type: ignore[attr-defined]
+    return LLM(target, draft="model", draft_model=draft, exact=False), Profile(tmp_path / "machine.json")
+
+
+def test_a_draft_is_measured_on_the_texts_of_the_target_that_is_kept(tmp_path: Path) -> None:
+    """A thorough profile of the target has more texts than a quick one; the plan ran past the draft's last one."""
+    llm, store = pair(tmp_path)
+    profile_llm(llm, effort=SMALL, store=store)
+    longer = dataclasses.replace(SMALL, n_prompts=3)
+    profile_llm(llm.variant(draft="ngram"), effort=longer, store=store, fresh=True)
+    found = profile_llm(llm, effort=SMALL, store=store)
+    assert len(found.target.texts) == len(found.drafts["model"].places) == 3
+    assert make_plan([found]).chosen
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["measured_at", "guess", "texts", "costs", "costs/target", "costs/target/64/1/0", "costs/host_s", "choice_s",
+     "bytes", "places", "places/0", "chances", "most", "costs/steps", "contention"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [None, "x", {}, [], [[[]]], -0.5, float("nan"), float("inf")])
+def test_a_damaged_profile_is_measured_again(path: str, value: Any, tmp_path: Path) -> None:
+    llm, store = pair(tmp_path)
+    first = profile_llm(llm, effort=SMALL, store=store)
+    for key in ("target", "draft"):
+        fields = (first.target if key == "target" else first.drafts["model"]).to_json()
+        fields = json.loads(json.dumps(fields))
+        place, names = fields, path.split("/")
+        try:
+            for name in names[:-1]:
+                place = place[int(name) if isinstance(place, list) else name]
+            place[int(names[-1]) if isinstance(place, list) else names[-1]] = value
+        except (KeyError, IndexError):
+            continue
+        parse = TargetProfile.from_json if key == "target" else DraftProfile.from_json
+        store.put("costs", "damaged", fields)
+        found = _load(store, "damaged", parse)
+        if found is not None:  # what is left makes sense: a plan can be made of it
+            changes = {"target": found} if key == "target" else {"drafts": {"model": found}}
+            assert make_plan([dataclasses.replace(first, **changes)]).chosen.tok_s > 0
+
+
+def test_a_draft_that_fails_while_it_is_measured_leaves_no_figures(tmp_path: Path) -> None:
+    llm, store = pair(tmp_path, fail_at=range(3, 4000))
+    assert profile_llm(llm, effort=SMALL, store=store).drafts == {}
+    healthy, _ = pair(tmp_path)
+    assert profile_llm(healthy, effort=SMALL, store=store).drafts["model"].chances[0] == 1.0
+
+
+def test_a_target_that_takes_nothing_back_is_measured_in_single_rows() -> None:
+    (rows,) = measure_target(slow_table(10.0, 1.0, max_rewind=0), None, SMALL).values()
+    assert {n: spread.median for n, spread in rows.items()} == {1: pytest.approx(11.0)}
 
 
 def test_a_profile_is_measured_once_and_again_when_it_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
