@@ -8,7 +8,7 @@ What follows from the figures is for the planner; whether the two have cores of 
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from edgespec.cpu import default_threads
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["compare_rounds", "measure_contention", "shared_place"]
 
 DRAFTED, N_TOKENS = 3, 64  # of the runs: drafted a round, and in all (some 30 rounds)
+STALLED = 4.0
 
 
 def measure_contention(llm: LLM, kind: str, prompts: Sequence[list[int]]) -> tuple[float, float]:
@@ -57,17 +58,23 @@ def measure_contention(llm: LLM, kind: str, prompts: Sequence[list[int]]) -> tup
 
 
 def compare_rounds(serial: Sequence[RoundRecord], overlapped: Sequence[RoundRecord]) -> tuple[float, float]:
-    """The same from the records of two runs with the same rounds; those that hold a prompt are left out."""
+    """The same from the records of two runs with the same rounds; those that hold a prompt are left out.
+
+    Of sums, not medians: a call that waited for a core now and then is part of what overlapping costs. One that took
+    STALLED times the usual waited for something else.
+    """
     pairs = [
         (one, other)
         for one, other in zip(serial, overlapped, strict=False)
         if one.index and other.ahead and one.n_rows == other.n_rows and one.target_s > 0
     ]
     alone = [record.propose_s / record.drafted for record in serial if record.index and record.drafted]
-    if not pairs or not alone or not median(alone):
+    if not pairs or not alone or not sum(alone):
         return 1.0, 1.0
-    target = median(other.target_s / one.target_s for one, other in pairs)
-    draft = median(other.ahead_s / other.ahead for _, other in pairs) / median(alone)
+    usual = median(other.target_s / one.target_s for one, other in pairs)
+    pairs = [(one, other) for one, other in pairs if other.target_s <= STALLED * usual * one.target_s]
+    target = sum(other.target_s for _, other in pairs) / sum(one.target_s for one, _ in pairs)
+    draft = fmean(other.ahead_s / other.ahead for _, other in pairs) / fmean(alone)
     return target, draft
 
 
