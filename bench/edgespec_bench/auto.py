@@ -24,7 +24,7 @@ from edgespec.stats import RunStats
 from edgespec.types import RoundRecord
 from edgespec_bench.prompts import load_prompts
 from edgespec_bench.spread import paired_ratio
-from edgespec_bench.standard import Pace, standard_paces
+from edgespec_bench.standard import Pace, standard_paces, together
 
 __all__ = ["AutoOptions", "measure_auto"]
 
@@ -128,8 +128,7 @@ def _measure(
             found[label] = sides[label].generate([prompt], params)[0].outputs[0].stats
         if all(stats.decode_tok_s is not None for stats in found.values()):
             for label, stats in found.items():
-                tokens = sum(record.emitted for record in stats.records[1:])
-                paces[label].append(Pace(tokens, tokens / (stats.decode_tok_s or 1.0)))
+                paces[label].append(Pace.of(stats))
                 answers[label].append(stats.records)
     if not paces[PLAIN]:
         raise ConfigError(f"every {kind} prompt was answered in one round: use more tokens (-n)")
@@ -144,9 +143,9 @@ def _row(kind: str, paces: Mapping[str, list[Pace]], standard: Mapping[str, list
     row: dict[str, Any] = {"kind": kind, "n_prompts": len(paces[PLAIN])}
     for suffix, values in (("", paces), ("_at_standard_costs", standard)):
         fixed = [label for label in values if "k =" in label]
-        best = max(fixed, key=lambda label: _together(values[label])) if fixed else PLAIN
+        best = max(fixed, key=lambda label: together(values[label])) if fixed else PLAIN
         row |= {
-            f"tok_s{suffix}": {label: round(_together(own), 1) for label, own in values.items()},
+            f"tok_s{suffix}": {label: round(together(own), 1) for label, own in values.items()},
             f"auto_vs_plain{suffix}": _ratio(values[AUTO], values[PLAIN]),
             f"best_fixed{suffix}": best,
             f"auto_vs_best_fixed{suffix}": _ratio(values[AUTO], values[best]),
@@ -154,20 +153,15 @@ def _row(kind: str, paces: Mapping[str, list[Pace]], standard: Mapping[str, list
     return row
 
 
-def _together(paces: Sequence[Pace]) -> float:
-    """Tokens a second over all answers, one after the other."""
-    return sum(pace.tokens for pace in paces) / sum(pace.seconds for pace in paces)
-
-
 def _ratio(ours: Sequence[Pace], theirs: Sequence[Pace]) -> dict[str, Any]:
     by_answer = paired_ratio([pace.tok_s for pace in ours], [pace.tok_s for pace in theirs])
-    return {"together": round(_together(ours) / _together(theirs), 3), **by_answer.to_dict(3)}
+    return {"together": round(together(ours) / together(theirs), 3), **by_answer.to_dict(3)}
 
 
 def _predictions(plan: Plan, paces: Mapping[str, Mapping[str, list[Pace]]]) -> dict[str, Any]:
     """Predicted and measured tokens a second over all kinds, and how far the chosen one is from the best measured."""
     measured = {
-        c.label: _together([pace for kind in paces.values() for pace in kind[c.label]])
+        c.label: together([pace for kind in paces.values() for pace in kind[c.label]])
         for c in plan.candidates
         if all(c.label in kind for kind in paces.values())
     }

@@ -19,6 +19,7 @@ from edgespec.sim import SCHEDULES, Scenario, predict
 from edgespec.stats import RunStats
 from edgespec.types import Proposal
 from edgespec_bench.prompts import load_prompts
+from edgespec_bench.standard import Pace, together
 
 __all__ = ["measure_contention"]
 
@@ -78,18 +79,10 @@ def measure_contention(
     result["identical"] = n_identical == len(runs["serial"])
     for name in SCHEDULES:
         expected = predict(scenario, k, name)
-        measured = _together(runs[name])
+        measured = together([Pace.of(stats) for stats in runs[name]])  # what means and pooled shares add up to
         tok_s = expected.tokens_per_round / expected.round_s
         result[name] = {"tok_s": measured, "expected": tok_s, "within": measured / tok_s - 1}
     return result
-
-
-def _together(runs: Sequence[RunStats]) -> float:
-    """Tokens a second over all answers, first rounds left out: what mean times and pooled acceptance add up to."""
-    tokens = [sum(record.emitted for record in stats.records[1:]) for stats in runs]
-    return sum(tokens) / sum(
-        n / stats.decode_tok_s for n, stats in zip(tokens, runs, strict=True) if stats.decode_tok_s
-    )
 
 
 def _jitter(times: Sequence[float]) -> float:

@@ -12,9 +12,10 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from edgespec.stats import RunStats
 from edgespec.types import FILLER, RoundRecord
 
-__all__ = ["Pace", "standard_paces"]
+__all__ = ["Pace", "standard_paces", "together"]
 
 UNDRAFTED = ("none", FILLER)
 Answers = Mapping[str, Sequence[Sequence[RoundRecord]]]
@@ -29,6 +30,17 @@ class Pace(NamedTuple):
     @property
     def tok_s(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    @classmethod
+    def of(cls, stats: RunStats) -> Pace:
+        """Nothing where all came in one round."""
+        tokens = sum(record.emitted for record in stats.records[1:])
+        return cls(tokens, tokens / stats.decode_tok_s) if stats.decode_tok_s else cls(0, 0.0)
+
+
+def together(paces: Sequence[Pace]) -> float:
+    """Tokens a second over all answers, one after the other."""
+    return sum(pace.tokens for pace in paces) / sum(pace.seconds for pace in paces)
 
 
 def standard_paces(answers: Answers) -> dict[str, list[Pace]]:
