@@ -56,7 +56,7 @@ def choice_s(records: Sequence[RoundRecord], costs: MeasuredCosts) -> tuple[floa
     extra: tuple[list[float], list[float]] = [], []
     for record in records:
         if record.index:
-            extra[not record.asked_k].append(_host_s(record) - costs.host_s - costs.token_s * record.accepted)
+            extra[not record.asked_k].append(record.loop_s - costs.host_s - costs.token_s * record.accepted)
     return typical(extra[0]), typical(extra[1])
 
 
@@ -105,11 +105,6 @@ def _between(table: Mapping[int, float], n: int) -> float:
 
 def _scaled(entry: Spread, by: float) -> Spread:
     return Spread(entry.median * by, entry.low * by, entry.high * by, entry.n)
-
-
-def _host_s(record: RoundRecord) -> float:
-    """Outside the runtimes and outside of drafting."""
-    return max(0.0, record.host_s - max(0.0, record.propose_s - record.draft_s))
 
 
 def _seconds(record: RoundRecord) -> float:

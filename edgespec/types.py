@@ -304,6 +304,11 @@ class RoundRecord:
     logprobs: list[Any] | None = None
     scores: list[float] | None = None  # of the drafted tokens, where the controller asked for them
 
+    @property
+    def loop_s(self) -> float:
+        """Host seconds outside of drafting."""
+        return max(0.0, self.host_s - max(0.0, self.propose_s - self.draft_s))
+
 
 class Committed(NamedTuple):
     """The round loop reports tokens that are now final."""

@@ -55,7 +55,7 @@ def standard_paces(answers: Answers) -> dict[str, list[Pace]]:
     for label, texts in answers.items():
         for record, is_usual in (pair for text in texts for pair in _rounds(text)):
             calls[record.n_rows].append(record.target_s)
-            hosts[label].append(_host_s(record))
+            hosts[label].append(record.loop_s)
             if is_usual:
                 proposals[record.source, record.drafted].append(record.propose_s)
     call_s = {rows: median(values) for rows, values in calls.items()}
@@ -79,8 +79,3 @@ def _rounds(text: Sequence[RoundRecord]) -> list[tuple[RoundRecord, bool]]:
     return [
         (record, record.source not in UNDRAFTED and record.source == before.source) for before, record in pairwise(text)
     ]
-
-
-def _host_s(record: RoundRecord) -> float:
-    """Outside the runtimes and outside of drafting."""
-    return record.host_s - max(0.0, record.propose_s - record.draft_s)

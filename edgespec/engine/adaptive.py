@@ -260,8 +260,7 @@ class AdaptiveController(Controller):
             memory.fade(FADE_ROUND**FADE_EVERY)
         if record.index > 0 and self._plain is not None and not self._sunk:
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
-            host_s = record.host_s - max(0.0, record.propose_s - record.draft_s)
-            memory.costs.learn_host(host_s, record.verify_s, record.accepted + 1)
+            memory.costs.learn_host(record.loop_s, record.verify_s, record.accepted + 1)
         elif record.index > 0 and not record.asked_k and record.n_rows == self._width(1):
             memory.costs.learn_target(record.n_rows, self._n_tokens, record.target_s)
         if bid is None or self._plain is None:
