@@ -18,15 +18,17 @@ from edgespec.errors import ConfigError
 from edgespec.loading import Loaded, ModelSource, kind_of, load
 from edgespec.options import AUTO, IN_FLIGHT_DRAFTS, EngineOptions
 from edgespec.pairs import resolve
-from edgespec.planner import MOST_K, Plan, make_plan
+from edgespec.planner import MOST_K, Asked, Plan, make_plan
 from edgespec.profile import QUICK, profile_llm
 
 if TYPE_CHECKING:
     from edgespec.text import Tokenizer
 
-__all__ = ["auto_options", "candidate_kinds", "is_plannable", "open_models"]
+__all__ = ["PLANNED", "auto_options", "candidate_kinds", "is_plannable", "open_models"]
 
 MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes a second or two
+DRAFT = "draft"
+PLANNED = ("schedule", "controller", "num_speculative_tokens", "min_speculative_tokens")  # options that a plan takes
 OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft_p_min")
 Progress = Callable[..., None]
 
@@ -91,7 +93,8 @@ def _decide(
     runtime = Device.parse(options.device).runtime
     folder = resolve(model, progress=progress, runtime=runtime) if isinstance(model, (str, Path)) else None
     kinds = _kinds(folder, draft_model, options)
-    fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in ("draft", "schedule")}
+    asked = Asked.by(options)
+    fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in (DRAFT, *PLANNED)}
     if kinds == ["ngram"]:
         fields.update({name: EngineOptions.__dataclass_fields__[name].default for name in OF_DRAFT_MODELS})
     llm = LLM(
@@ -100,17 +103,16 @@ def _decide(
         draft_model=draft_model,
         tokenizer=tokenizer,
         progress=progress,
-        **{**fields, "controller": "fixed"},
+        **fields,
     )
     try:
         profiles = profile_llm(llm, effort=QUICK, progress=progress)
-        plan = make_plan([profiles], schedule=options.schedule)
+        plan = make_plan([profiles], asked=asked)
     except BaseException:
         llm.close()
         raise
     llm.forget()
-    most = MOST_K if llm.exact is None else min(MOST_K, llm.exact.max_rows - 1)
-    chosen, loaded = auto_options(options, plan, most), llm.loaded
+    chosen, loaded = auto_options(options, plan, min(MOST_K, llm.most_k)), llm.loaded
     loaded.expected, loaded.plan = profiles.expected, plan.summary()
     for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
         loaded.heads.pop(kind).close()
@@ -143,16 +145,17 @@ def auto_options(options: EngineOptions, plan: Plan, most: int = MOST_K) -> Engi
     """`options` with the drafts and the schedule of the plan, under the adaptive controller.
 
     most: tokens that a round may draft here: exact rows hold fewer in a short context or on a narrow graph. The chosen
-    drafts go with n-gram, which costs nothing where it has no match. A length or a controller that differs from the
-    default was set by the user and stays.
+    drafts go with n-gram, which costs nothing where it has no match, unless the length is to be a fixed one. A length
+    or a controller that the user set stays.
     """
-    defaults = EngineOptions()
-    drafts = [] if plan.chosen.draft == "none" else list(dict.fromkeys(["ngram", *plan.chosen.draft.split(",")]))
-    k = options.num_speculative_tokens
+    chosen, is_fixed = plan.chosen, options.controller == "fixed"
+    drafts = [] if chosen.draft == "none" else chosen.draft.split(",")
+    if drafts and not is_fixed:
+        drafts = list(dict.fromkeys(["ngram", *drafts]))
     return replace(
         options,
         draft=",".join(drafts) or "none",
-        schedule=plan.chosen.schedule if drafts else None,
-        controller="adaptive" if options.controller == defaults.controller else options.controller,
-        num_speculative_tokens=max(most, 1) if k == defaults.num_speculative_tokens else k,
+        schedule=chosen.schedule if drafts else None,
+        controller=options.controller or "adaptive",
+        num_speculative_tokens=options.num_speculative_tokens or max(1, chosen.k if is_fixed else most),
     )

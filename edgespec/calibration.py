@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgespec.engine.controller import Controller
 from edgespec.engine.costs import Spread
 from edgespec.engine.learned import Expectation, Learned
+from edgespec.errors import ConfigError
 from edgespec.judged import Asking, Judge, Judged
 from edgespec.sampling import SamplingParams
 from edgespec.steering import Steering
@@ -20,7 +21,7 @@ from edgespec.types import DraftContext, Drafter, ExactRows, RoundRecord
 if TYPE_CHECKING:
     from edgespec.llm import LLM
 
-__all__ = ["PROMPTS", "QUICK", "Calibration", "Effort", "JudgedTexts"]
+__all__ = ["PROMPTS", "QUICK", "CalibrationRun", "Effort", "JudgedTexts"]
 
 ROWS = (*range(1, 17), 24, 32)
 CONTEXTS = (64, 1024)  # cached tokens
@@ -49,6 +50,15 @@ class Effort:
     n_prompts: int = len(PROMPTS)
     depths: tuple[int, ...] = (1, 3, 6)
     texts_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "contexts", "depths"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise ConfigError(f"{name}={values!r}: give at least one number, from 1 up")
+        for name in ("repeats", "n_tokens", "n_prompts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: it must be a whole number from 1 up")
 
     def tokens_within(self, step_s: float) -> int:
         """Tokens of each text where a plain step takes `step_s`; eight at least, or n_tokens where that is less."""
@@ -87,14 +97,19 @@ class JudgedTexts(NamedTuple):
         return tuple(found)
 
 
-class Calibration:
-    """Short generations from one set of prompts at one temperature; every prompt begins with empty caches."""
+class CalibrationRun:
+    """Short generations from one set of prompts at one temperature; every prompt begins with empty caches.
+
+    Raises ConfigError where there is no prompt, or an empty one.
+    """
 
     def __init__(self, llm: LLM, prompts: Sequence[list[int]] | None, effort: Effort, temperature: float) -> None:
         self.llm, self.temperature = llm, temperature
         self.prompts = (
             [list(prompt) for prompt in prompts] if prompts is not None else _own_prompts(llm, effort.n_prompts)
         )
+        if not self.prompts or not all(self.prompts):
+            raise ConfigError("prompts: give at least one prompt to calibrate on, and no empty one")
         self.n_tokens = max(2, min(effort.n_tokens, llm.target.info.n_ctx - max(map(len, self.prompts)) - 1))
 
     def fit(self, effort: Effort, target: Mapping[int, Mapping[int, Spread]]) -> None:
@@ -103,8 +118,7 @@ class Calibration:
 
     def most_k(self, k: int) -> int:
         """`k`, or as many tokens as a round can draft on this target."""
-        exact = self.llm.exact
-        return min(k, self.llm.target.info.n_ctx - 1, *([exact.max_rows - 1] if exact else []))
+        return min(k, self.llm.most_k)
 
     def generate(self, draft: str, k: int) -> tuple[list[list[int]], list[RoundRecord]]:
         """(texts, round records) at a fixed length."""

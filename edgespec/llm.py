@@ -86,22 +86,35 @@ class LLM:
 
     def _prepare(self) -> None:
         """Everything that depends on the options and not on loading."""
-        n_ctx, k = self.target.info.n_ctx, self.most_drafted
-        if self.options.drafts and k >= n_ctx:
-            name = "tree_rows" if self.options.tree else "num_speculative_tokens"
-            raise ConfigError(f"{name}={k}: the context holds {n_ctx} tokens, so use 1 to {n_ctx - 1}")
         self.verifier_factory: Callable[[], Verifier] = partial(
             create_verifier, self.options.verifier, lossy=self.options.lossy
         )
         self.probe: ProbeReport | None = exact_rows(self.target) if self.options.exact else None
-        if self.options.drafts and self.exact is not None and k >= self.exact.max_rows:
+        if self.options.num_speculative_tokens is None and not self.options.tree:
+            k = max(1, min(self.options.depth, self.most_k))
+            self.options = dataclasses.replace(self.options, num_speculative_tokens=k)
+        if self.options.drafts:
+            self._check_length(self.options.most_drafted)
+        self.slots = SlotPool(self.loaded, self.options, self.exact)
+        self.steering = Steering(self.options, self.loaded)
+
+    def _check_length(self, k: int) -> None:
+        """Raises ConfigError where a round cannot draft `k` tokens here."""
+        n_ctx = self.target.info.n_ctx
+        if k >= n_ctx:
+            name = "tree_rows" if self.options.tree else "num_speculative_tokens"
+            raise ConfigError(f"{name}={k}: the context holds {n_ctx} tokens, so use 1 to {n_ctx - 1}")
+        if self.exact is not None and k >= self.exact.max_rows:
             most = self.exact.max_rows - 1
             way = "use fewer, or exact=False (--fast)"
             if self.target.info.max_rows == 1:
                 way = "use draft='none' (--draft none), or a target that takes several rows a call"
             raise ConfigError(f"num_speculative_tokens={k}: exact rows hold up to {most} drafted tokens, so {way}")
-        self.slots = SlotPool(self.loaded, self.options, self.exact)
-        self.steering = Steering(self.options, self.loaded)
+
+    @property
+    def most_k(self) -> int:
+        """Tokens that a round can draft in this context and in exact rows."""
+        return min(self.target.info.n_ctx, self.exact.max_rows if self.exact else self.target.info.n_ctx) - 1
 
     @property
     def working_drafts(self) -> tuple[str, ...]:
@@ -112,11 +125,6 @@ class LLM:
     def draft_uses(self) -> dict[str, DeviceUse]:
         """Where each loaded draft runs."""
         return {kind: use for kind, use in self.loaded.draft_uses.items() if kind in self.working_drafts}
-
-    @property
-    def most_drafted(self) -> int:
-        """Most tokens that a round drafts: the length of a chain, or the nodes of a tree."""
-        return self.options.tree_rows if self.options.tree else self.options.num_speculative_tokens
 
     @property
     def exact(self) -> ExactRows | None:

@@ -18,10 +18,11 @@ from edgespec.errors import ConfigError, IncompatibleError
 from edgespec.trace import check_trace_path
 from edgespec.verify import VERIFIERS
 
-__all__ = ["AUTO", "BUNDLED_DRAFTS", "IN_FLIGHT_DRAFTS", "EngineOptions"]
+__all__ = ["AUTO", "BUNDLED_DRAFTS", "DEFAULT_K", "IN_FLIGHT_DRAFTS", "EngineOptions"]
 
 AUTO = "auto"  # as a draft: what the planner chooses
 
+DEFAULT_K = 3
 MOST_THREADS = 256
 BUNDLED_DRAFTS = {"tinydraft": "tinydraft", "eagle": "eagle", "medusa": "medusa", "early-exit": "exit"}
 """Draft kinds whose weights are made for one target -> what their files call the kind."""
@@ -38,24 +39,26 @@ class EngineOptions:
     """draft: comma-separated kinds in order of priority, none, or auto (the plan's). exact: rows that do not depend on
     their neighbours.
 
-    num_speculative_tokens: most tokens drafted a round, >= 1. min_speculative_tokens: a round that could draft fewer
-    drafts none. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less
-    probability than this. draft_draft: none | ngram | tinydraft, what guesses the tokens of a draft that is a model,
-    for it to judge several in one pass. tree: verify several continuations in one pass, of at most tree_rows tokens, up
-    to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the machine
-    decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of their providers,
-    as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its model, and a draft
-    that fails. schedule: serial | overlapped (the draft prepares for a round's outcomes while the target verifies it);
-    None: serial, or with draft="auto" the plan's.
-    trace: file that gets a trace of the requests, for Perfetto. verifier: coupled | rejection | block | typical (the
-    last only with lossy="typical").
+    num_speculative_tokens: most tokens drafted a round, >= 1; None: DEFAULT_K or the fewest if those are more, less
+    where a context is short, and with draft="auto" the plan's. min_speculative_tokens: a round that could draft
+    fewer drafts none. controller: fixed | adaptive | window | multiplicative; None: fixed, and with draft="auto"
+    adaptive. prompt_lookup_min: shortest n-gram match. draft_p_min: a draft stops after a token that it gives less
+    probability than this. draft_draft: none | ngram | tinydraft, what guesses the tokens of a draft that is a
+    model, for it to judge several in one pass. tree: verify several continuations in one pass, of at most tree_rows
+    tokens, up to tree_width after each; needs exact=False. n_ctx, draft_n_ctx, threads: None lets the model and the
+    machine decide. device, draft_device: names of `edgespec.devices`; device_options, draft_device_options: of
+    their providers, as a mapping or `KEY=VALUE` texts. strict_device: refuse a device that does not run all of its
+    model, and a draft that fails. schedule: serial | overlapped (the draft prepares for a round's outcomes while
+    the target verifies it); None: serial, or with draft="auto" the plan's.
+    trace: file that gets a trace of the requests, for Perfetto. verifier: coupled | rejection | block | typical
+    (the last only with lossy="typical").
     Raises ConfigError with the allowed range, or naming the two settings that exclude each other.
     """
 
     draft: str = "ngram"
-    num_speculative_tokens: int = 3
+    num_speculative_tokens: int | None = None
     min_speculative_tokens: int = 0
-    controller: str = "fixed"
+    controller: str | None = None
     verifier: str = "coupled"
     lossy: str | None = None
     exact: bool = True
@@ -80,10 +83,10 @@ class EngineOptions:
         self._check_names()
         self._check_range("num_speculative_tokens", 1, "for plain decoding use draft='none' (--draft none)")
         self._check_range("min_speculative_tokens", 0)
-        if self.min_speculative_tokens > self.num_speculative_tokens:
+        if self.min_speculative_tokens > self.depth:
             raise ConfigError(
-                f"min_speculative_tokens={self.min_speculative_tokens} is over num_speculative_tokens="
-                f"{self.num_speculative_tokens}: nothing would ever be drafted"
+                f"min_speculative_tokens={self.min_speculative_tokens} is over num_speculative_tokens={self.depth}: "
+                "nothing would ever be drafted"
             )
         for name, lowest in (("prompt_lookup_min", 1), ("tree_rows", 1), ("tree_width", 1)):
             self._check_range(name, lowest)
@@ -107,7 +110,7 @@ class EngineOptions:
                 raise ConfigError(f"draft={kind!r} is not known: use none, {', '.join(DRAFTERS)}")
         if len(set(self.drafts)) < len(self.drafts):
             raise ConfigError(f"draft={self.draft!r} names a kind twice: give each once, in order of priority")
-        if self.controller not in CONTROLLERS:
+        if self.controller is not None and self.controller not in CONTROLLERS:
             raise ConfigError(f"controller={self.controller!r} is not known: use {', '.join(CONTROLLERS)}")
         kinds: dict[str, type] = {
             "exact": bool,
@@ -165,7 +168,7 @@ class EngineOptions:
                 f"tree=True (--tree) with draft={self.draft!r}: an early exit drafts chains on the target's own "
                 "cache; use draft='eagle' (or medusa, tinydraft), or drop the tree"
             )
-        if self.controller != "fixed":
+        if self.controller not in (None, "fixed"):
             raise IncompatibleError(
                 f"tree=True (--tree) with controller={self.controller!r}: that rule goes by the share of tokens "
                 "accepted, which is low for any tree; use controller='fixed', or drop the tree"
@@ -200,6 +203,17 @@ class EngineOptions:
             raise ConfigError(
                 f"{name}={value!r}: it must be a whole number from {lowest} up{'; ' if hint else ''}{hint}"
             )
+
+    @property
+    def depth(self) -> int:
+        """Most tokens after each other that a round drafts."""
+        given = self.num_speculative_tokens
+        return max(DEFAULT_K, self.min_speculative_tokens) if given is None else given
+
+    @property
+    def most_drafted(self) -> int:
+        """Most tokens that a round drafts: the length of a chain, or the nodes of a tree."""
+        return self.tree_rows if self.tree else self.depth
 
     @property
     def target_place(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def plot_plan(path: Path, plan: Plan, target: TargetProfile) -> Path:
             ks, [by_k[k] for k in ks], marker=".", linestyle="--" if "overlapped" in label else "-", label=label
         )
     for c in plan.candidates:
-        if c.controller == "adaptive":
+        if c.controller != "fixed":
             speeds.axhline(c.tok_s, linewidth=0.8, color="grey")
             speeds.annotate(f"{c.draft}, adaptive", (1, c.tok_s), fontsize="x-small", va="bottom")
     plain = next(c for c in plan.candidates if c.draft == "none")

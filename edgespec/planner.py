@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgespec.draft.base import DRAFTERS
+from edgespec.engine.controller import CONTROLLERS
 from edgespec.errors import ConfigError
-from edgespec.options import IN_FLIGHT_DRAFTS
-from edgespec.profile import MOST_K, DraftProfile, Profiles, TargetProfile
-from edgespec.replay import Pace, Yield, chances_at, replay
+from edgespec.options import AUTO, IN_FLIGHT_DRAFTS, EngineOptions
+from edgespec.profile import MOST_K, DraftProfile, Profiles, TargetProfile, refuse_tree
+from edgespec.replay import Mix, Yield, chances_at, replay
 from edgespec.sim import SCHEDULES, Scenario, predict
 
-__all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Candidate", "Plan", "make_plan", "scenario_json"]
+__all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Asked", "Candidate", "Plan", "make_plan", "scenario_json"]
 
 LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
 PREFERENCES = ("speed", "energy")
@@ -58,11 +60,68 @@ class Candidate:
             if self.draft_device in (None, self.target_device)
             else (f"{self.draft_device} -> {self.target_device}")
         )
-        most = "<=" if self.controller == "adaptive" else "="
+        most = "=" if self.controller == "fixed" else "<="
         return f"{self.draft}, k {most} {self.k}, {self.schedule}, on {devices}"
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "label": self.label}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user decided, and a plan does not; None leaves it open. drafts: kinds that may be used.
+
+    most, least: tokens of a proposal. What differs is among a plan's candidates with that as its obstacle.
+    """
+
+    drafts: tuple[str, ...] | None = None
+    schedule: str | None = None
+    controller: str | None = None
+    most: int | None = None
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        known = {"drafts": DRAFTERS, "schedule": SCHEDULES, "controller": CONTROLLERS}
+        for name, values in known.items():
+            given = getattr(self, name)
+            for value in (given or ()) if name == "drafts" else [given] if given is not None else []:
+                if value not in values:
+                    raise ConfigError(f"{name}={value!r} is not known: use {', '.join(values)}")
+        if self.most is not None and self.most < 1:
+            raise ConfigError(f"most={self.most}: it must be a whole number from 1 up")
+        if self.least > (most := MOST_K if self.most is None else self.most):
+            raise ConfigError(
+                f"min_speculative_tokens={self.least}: a plan drafts up to {most} tokens a round; ask for fewer, or "
+                "allow more (num_speculative_tokens, --draft-max)"
+            )
+
+    @classmethod
+    def by(cls, options: EngineOptions) -> Asked:
+        """What `options` leave no choice about; raises IncompatibleError for trees."""
+        refuse_tree(options)
+        return cls(
+            drafts=None if options.draft == AUTO else options.drafts,
+            schedule=options.schedule,
+            controller=options.controller,
+            most=options.num_speculative_tokens,
+            least=options.min_speculative_tokens,
+        )
+
+    @property
+    def steering(self) -> str:
+        """The controller of candidates whose length is not fixed."""
+        return self.controller if self.controller not in (None, "fixed") else "adaptive"
+
+    def obstacle(self, kinds: Sequence[str], controller: str, schedule: str, k: int) -> str | None:
+        """Why these are not what was asked for; None where they are."""
+        if self.drafts is not None and not set(kinds) <= set(self.drafts):
+            return f"draft={','.join(self.drafts) or 'none'!r} is asked for"
+        for name, given in (("schedule", schedule), ("controller", controller)):
+            if getattr(self, name) not in (None, given):
+                return f"{name}={getattr(self, name)!r} is asked for"
+        if self.most is not None and (k > self.most or (k < self.most and self.controller == "fixed")):
+            return f"num_speculative_tokens={self.most} is asked for"
+        return f"min_speculative_tokens={self.least} is asked for" if k < self.least else None
 
 
 @dataclass(frozen=True)
@@ -104,16 +163,19 @@ def make_plan(
     *,
     memory_budget: int | None = None,
     prefer: str = "speed",
-    schedule: str | None = None,
+    asked: Asked | None = None,
 ) -> Plan:
     """The plan over all profiled combinations of devices. memory_budget: bytes for weights and caches of both models.
 
-    schedule: the only one that a draft may run under, also where it shares cores with the target; None for the better
-    one of those that fit. Raises ConfigError where nothing fits the budget.
+    asked: a schedule that is asked for is also used where a draft shares cores with the target. Raises ConfigError
+    where there are no profiles, and where nothing fits the budget.
     """
+    if not profiles:
+        raise ConfigError("profiles: there is nothing to plan with; give at least one (`profile_llm` measures it)")
     if prefer not in PREFERENCES:
         raise ConfigError(f"prefer={prefer!r} is not known: use {' or '.join(PREFERENCES)}")
-    found = [candidate for one in profiles for candidate in _candidates(one, memory_budget, schedule)]
+    asked = asked or Asked()
+    found = [candidate for one in profiles for candidate in _candidates(one, memory_budget, asked)]
     able = sorted((c for c in found if c.obstacle is None), key=lambda c: _order(c, prefer))
     if not able:
         least = min(found, key=lambda c: c.bytes)
@@ -171,7 +233,7 @@ class _Maker:
     target: TargetProfile
     plain: Yield
     memory_budget: int | None
-    schedule: str | None
+    asked: Asked
     shared: Mapping[str, str]
 
     def make(
@@ -185,7 +247,9 @@ class _Maker:
     ) -> Candidate:
         target, plain = self.target, self.plain
         n_bytes = target.bytes + (draft.bytes if draft else 0)
-        obstacle = self._obstacle(draft, schedule) if kinds != "none" else None
+        obstacle = None
+        if kinds != "none":
+            obstacle = self.asked.obstacle(kinds.split(","), controller, schedule, k) or self._obstacle(draft, schedule)
         if self.memory_budget is not None and n_bytes > self.memory_budget:
             obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(self.memory_budget)}"
         return Candidate(
@@ -204,12 +268,10 @@ class _Maker:
         )
 
     def _obstacle(self, draft: DraftProfile | None, schedule: str) -> str | None:
-        """Why a draft may not be run under a schedule; None where it may."""
-        if self.schedule not in (None, schedule):
-            return f"schedule={self.schedule!r} is asked for"
+        """Why a draft cannot be run under a schedule, or would not pay; None where it may."""
         if schedule == "serial" or draft is None:
             return None
-        return IN_FLIGHT_DRAFTS.get(draft.kind) or (None if self.schedule else self.shared.get(draft.kind))
+        return IN_FLIGHT_DRAFTS.get(draft.kind) or (None if self.asked.schedule else self.shared.get(draft.kind))
 
     def _energy(self, yields: Yield, draft: DraftProfile | None) -> float:
         """Of a token, where a plain step takes 1."""
@@ -220,22 +282,26 @@ class _Maker:
         return (static + read + compute) / yields.tokens
 
 
-def _candidates(profiles: Profiles, memory_budget: int | None, schedule: str | None) -> list[Candidate]:
-    target, drafts, most = profiles.target, profiles.drafts, profiles.target.most_k
-    plain = replay(target, {}, False, 0, Pace.ADAPTIVE)
-    maker = _Maker(target, plain, memory_budget, schedule, profiles.shared)
+def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> list[Candidate]:
+    target, drafts, lookup_min = profiles.target, profiles.drafts, profiles.lookup_min
+    most, steering = target.most_k, asked.steering
+    longest = min(most, asked.most or most)
+    plain = replay(target, Mix())
+    maker = _Maker(target, plain, memory_budget, asked, profiles.shared)
     found = [maker.make("none", 0, plain)]
-    found += [maker.make("ngram", k, replay(target, {}, True, k, Pace.FIXED)) for k in range(1, most + 1)]
-    found.append(maker.make("ngram", most, replay(target, {}, True, most, Pace.ADAPTIVE), None, "adaptive"))
+    found += [maker.make("ngram", k, replay(target, Mix({}, lookup_min, k))) for k in range(1, most + 1)]
+    mix = Mix({}, lookup_min, longest, steering, asked.least)
+    found.append(maker.make("ngram", longest, replay(target, mix), None, steering))
     for draft in drafts.values():
         scenarios = {k: _scenario(target, draft, k) for k in range(1, min(most, draft.most) + 1)}
         for k, scenario in scenarios.items():
             found += _fixed(maker, draft, k, scenario)
         for has_ngram, name in itertools.product((True, False), SCHEDULES):
             saved = _saved(scenarios) if name == "overlapped" else {}
-            yields = replay(target, {draft.kind: draft}, has_ngram, most, Pace.ADAPTIVE, saved)
+            lookup = lookup_min if has_ngram else None
+            mix = Mix({draft.kind: draft}, lookup, longest, steering, asked.least, saved)
             kinds = ",".join(["ngram"] * has_ngram + [draft.kind])
-            found.append(maker.make(kinds, most, yields, draft, "adaptive", name))
+            found.append(maker.make(kinds, longest, replay(target, mix), draft, steering, name))
     return found
 
 

@@ -11,23 +11,24 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.calibration import PROMPTS, QUICK, Calibration, Effort
+from edgespec.calibration import CONTEXTS, PROMPTS, QUICK, ROWS, CalibrationRun, Effort
 from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
 from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread, typical
 from edgespec.engine.learned import Expectation
+from edgespec.errors import IncompatibleError
 from edgespec.judged import Judged
 from edgespec.machine import Profile, open_profile
 from edgespec.sampling import SamplingParams
 from edgespec.telemetry import read_power
-from edgespec.types import FILLER, ExactRows, Model
+from edgespec.types import FILLER, ExactRows, Model, ModelInfo
 
 if TYPE_CHECKING:
     from edgespec.llm import LLM
+    from edgespec.options import EngineOptions
 
 __all__ = [
     "MOST_K",
@@ -39,14 +40,16 @@ __all__ = [
     "TargetProfile",
     "measure_target",
     "profile_llm",
+    "refuse_tree",
 ]
 
-VERSION = 2
+VERSION = 3
 MOST_K = 8  # tokens that a plan drafts a round
 LEAST_SWEPT = 10  # tokens of a text that say how calls last in place; a slow target's host time is nothing beside them
 _TEXTS = ("name", "device", "kind", "power")  # fields that hold words
 _NUMBERS = ("guess", "bytes", "load_s", "measured_at", "temperature", "most", "host_s", "token_s")
 MOST_AGE_S = 30 * 86400.0
+LONGEST = max(CONTEXTS) + max(ROWS)  # cached tokens that are measured at most
 Progress = Callable[..., None]
 Texts = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # (prompt, answer)
 
@@ -150,11 +153,15 @@ class DraftProfile:
 
 @dataclass
 class Profiles:
-    """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target."""
+    """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target.
+
+    lookup_min: the shortest match of n-gram drafts.
+    """
 
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
+    lookup_min: int = 2
 
     @property
     def expected(self) -> Expectation:
@@ -162,6 +169,12 @@ class Profiles:
         costs = replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
         chances = {kind: draft.chances for kind, draft in self.drafts.items()}
         return Expectation(costs, chances, self.target.guess, self.target.temperature > 0.0)
+
+
+def refuse_tree(options: EngineOptions) -> None:
+    """Raises IncompatibleError where the options ask for trees."""
+    if options.tree:
+        raise IncompatibleError("tree=True (--tree): what is profiled and planned are chains; drop the tree")
 
 
 def profile_llm(
@@ -182,20 +195,23 @@ def profile_llm(
     which says what it is.
     """
     SamplingParams(temperature=temperature)  # refuses what is none
+    refuse_tree(llm.options)
     store = store or open_profile()
     content = getattr(llm.target, "content_key", None)
     is_kept = prompts is None and content is not None
     key = f"v{VERSION} {content} {cpu_identity()} exact={llm.exact} power={read_power().name}"
+    key += f" ctx={_context(llm.target)} rule={llm.options.verifier}"
     key += f" T={temperature:g}" if temperature else ""
     found = None if fresh or not is_kept else _load(store, key, TargetProfile.from_json)
-    run = Calibration(llm, prompts, effort, temperature)
+    run = CalibrationRun(llm, prompts, effort, temperature)
     if found is None:
         found = _measure_target_profile(llm, run, effort, load_s, progress)
         _keep(store, key, found, is_kept)
+    found = replace(found, bytes=_model_bytes(llm.target.info))  # of this context, whichever it was measured in
     run.fit(effort, found.costs.target)
     run.prompts = [list(prompt) for prompt, _ in found.texts]  # a kept target's may be others than `effort` has
     texts_key = hashlib.sha256(repr(found.texts).encode()).hexdigest()[:12]
-    profiles = Profiles(found)
+    profiles = Profiles(found, lookup_min=llm.options.prompt_lookup_min)
     for kind in llm.working_drafts:
         if kind == "ngram":
             continue  # it costs nothing, and what it yields is replayed from the texts
@@ -207,7 +223,7 @@ def profile_llm(
             if kind not in llm.working_drafts:  # it failed meanwhile: that is no figure of it
                 continue
             _keep(store, draft_key, draft, is_known)
-        profiles.drafts[kind] = draft
+        profiles.drafts[kind] = replace(draft, bytes=_draft_bytes(llm, kind))
         device = llm.loaded.draft_uses[kind].device
         if shared := shared_place(llm.target.info.device, device, llm.options.threads):
             profiles.shared[kind] = shared
@@ -215,10 +231,26 @@ def profile_llm(
 
 
 def _draft_identity(llm: LLM, kind: str) -> str | None:
+    """What the figures of a draft depend on beside the target's; None where nothing says which draft it is."""
     if kind in llm.loaded.bundles:
-        return f"{llm.loaded.bundles[kind].name} device={llm.options.draft_device}"
-    identity: str | None = getattr(llm.draft_model, "content_key", None)
-    return identity
+        content: str | None = f"{llm.loaded.bundles[kind].name} device={llm.options.draft_device}"
+    else:
+        content = getattr(llm.draft_model, "content_key", None)
+    if content is None:
+        return None
+    head = _draft_head(llm, kind)
+    options = llm.options
+    return f"{content} ctx={_context(head)} p_min={options.draft_p_min:g} draft_draft={options.draft_draft}"
+
+
+def _draft_head(llm: LLM, kind: str) -> Any:
+    return llm.loaded.heads.get(kind, llm.draft_model if kind == "model" else None)
+
+
+def _context(model: Any) -> int | None:
+    """Its context as far as a profile depends on it; None of a draft that has none."""
+    info = getattr(model, "info", None)
+    return None if info is None else min(info.n_ctx, LONGEST)
 
 
 def _load(store: Profile, key: str, parse: Callable[[Mapping[str, Any]], Any]) -> Any | None:
@@ -264,13 +296,14 @@ def measure_target(
     widths = sorted({1, *(n if exact is None else exact.width(n) for n in effort.rows)})
     most = min(n for n in (widths[-1], info.max_rows, info.max_rewind, info.n_ctx - 1) if n is not None)
     widths = [n for n in widths if n <= most or n == 1]
-    most = most if len(widths) > 1 else effort.repeats + 1  # rows beside the cached ones
+    can_rewind = info.max_rewind is None or info.max_rewind > 0
+    most = most if can_rewind else effort.repeats + 1  # rows beside the cached ones: single ones may as well go on
     contexts = [n for n in effort.contexts if n + most < info.n_ctx] or [max(1, info.n_ctx - most - 1)]
     session, table = model.open_session(), {}
     try:
         for n_past in contexts:
             _fill(session, n_past, min(256, info.max_rows or 256), info.n_vocab)
-            table[n_past] = _time_widths(session, n_past, widths, effort, info.n_vocab, progress)
+            table[n_past] = _time_widths(session, widths, effort, info.n_vocab, can_rewind, progress)
     finally:
         session.close()
     return table
@@ -283,10 +316,10 @@ def _fill(session: Any, n_past: int, chunk: int, n_vocab: int) -> None:
 
 
 def _time_widths(
-    session: Any, n_past: int, widths: Sequence[int], effort: Effort, n_vocab: int, progress: Progress | None
+    session: Any, widths: Sequence[int], effort: Effort, n_vocab: int, can_rewind: bool, progress: Progress | None
 ) -> dict[int, Spread]:
     seconds: dict[int, list[float]] = {n: [] for n in widths}
-    can_rewind = widths != [1]  # single rows may as well go on, where nothing can be taken back
+    n_past = session.n_past
     began = time.perf_counter()
     for turn in range(-1, effort.repeats):  # the first turn warms up: buffers are made then
         if turn >= 1 and time.perf_counter() - began > effort.budget_s:
@@ -303,7 +336,7 @@ def _time_widths(
 
 
 def _measure_target_profile(
-    llm: LLM, run: Calibration, effort: Effort, load_s: float, progress: Progress | None
+    llm: LLM, run: CalibrationRun, effort: Effort, load_s: float, progress: Progress | None
 ) -> TargetProfile:
     target = measure_target(llm.target, llm.exact, effort, progress)
     run.fit(effort, target)
@@ -317,7 +350,7 @@ def _measure_target_profile(
         exact=None if exact is None else (exact.min_rows, exact.max_rows, exact.multiple),
         guess=sum(r.accepted for r in free) / len(free) if free else 0.0,
         texts=tuple((tuple(prompt), tuple(text)) for prompt, text in zip(run.prompts, texts, strict=True)),
-        bytes=info.weight_bytes + info.kv_bytes_per_token * info.n_ctx,
+        bytes=_model_bytes(info),
         load_s=load_s,
         power=read_power().name,
         measured_at=time.time(),
@@ -335,21 +368,20 @@ def _measure_target_profile(
 
 
 def _measure_draft(
-    llm: LLM, kind: str, run: Calibration, effort: Effort, texts: Texts, progress: Progress | None
+    llm: LLM, kind: str, run: CalibrationRun, effort: Effort, texts: Texts, progress: Progress | None
 ) -> DraftProfile:
     if progress:
         progress(f"Measuring the {kind} draft")
     runs = {k: run.generate(kind, k)[1] for k in sorted({run.most_k(k) for k in effort.depths})}
     costs = draft_costs(runs, kind, [len(prompt) for prompt in run.prompts])
     judged = run.judge(kind, max(runs))
-    head = llm.loaded.heads.get(kind, llm.draft_model if kind == "model" else None)
     return DraftProfile(
         kind=kind,
         device=llm.loaded.draft_uses[kind].device,
         costs=costs,
         chances=chances([record for record in runs[max(runs)] if record.source == kind]),
         contention=measure_contention(llm, kind, run.prompts[:2]),
-        bytes=_draft_bytes(head, llm.loaded.bundles.get(kind)),
+        bytes=_draft_bytes(llm, kind),
         load_s=_load_seconds(llm, kind),
         measured_at=time.time(),
         places=judged.places_in([text for _, text in texts]),
@@ -358,11 +390,16 @@ def _measure_draft(
     )
 
 
-def _draft_bytes(head: Any, bundle: Path | None) -> int:
+def _model_bytes(info: ModelInfo) -> int:
+    """Weights and a full cache."""
+    return int(info.weight_bytes + info.kv_bytes_per_token * info.n_ctx)
+
+
+def _draft_bytes(llm: LLM, kind: str) -> int:
     """Weights and a full cache of a draft; the files of its bundle where it does not say."""
-    info = getattr(head, "info", None)
+    info, bundle = getattr(_draft_head(llm, kind), "info", None), llm.loaded.bundles.get(kind)
     if info is not None:
-        return int(info.weight_bytes + info.kv_bytes_per_token * info.n_ctx)
+        return _model_bytes(info)
     return sum(path.stat().st_size for path in bundle.iterdir() if path.is_file()) if bundle else 0
 
 

@@ -6,7 +6,6 @@ each place of the calibration texts (`edgespec.stand_in`). A virtual clock charg
 
 from __future__ import annotations
 
-import enum
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,25 +13,33 @@ from typing import Any, cast
 
 from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft_records import chances
-from edgespec.engine.adaptive import AdaptiveController
-from edgespec.engine.controller import Controller
+from edgespec.engine.controller import Controller, create_controller
 from edgespec.engine.learned import Learned
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stand_in import StandIn
 from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Proposal, RoundRecord
 
-__all__ = ["Pace", "Yield", "chances_at", "replay"]
+__all__ = ["Mix", "Yield", "chances_at", "replay"]
 
 TURNS = 3  # over the texts where acceptance is drawn
 PREFILL_ROWS = 256  # of a prompt's last call, at most
 
 
-class Pace(enum.Enum):
-    """FIXED: always k tokens where a source has a proposal. ADAPTIVE: as many as the adaptive controller asks for."""
+@dataclass(frozen=True)
+class Mix:
+    """A way to decode. drafts: those with weights. lookup_min: the shortest match of n-gram drafts, None without them.
 
-    FIXED = "fixed"
-    ADAPTIVE = "adaptive"
+    k, min_k: tokens of a proposal, at most and at least. controller: which of the production ones steers.
+    saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
+    """
+
+    drafts: Mapping[str, DraftProfile] = field(default_factory=dict)
+    lookup_min: int | None = None
+    k: int = 0
+    controller: str = "fixed"
+    min_k: int = 0
+    saved: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -54,26 +61,16 @@ class Yield:
         return self.seconds / self.tokens if self.tokens else 0.0
 
 
-def replay(
-    target: TargetProfile,
-    drafts: Mapping[str, DraftProfile],
-    has_ngram: bool,
-    k: int,
-    pace: Pace,
-    saved: Mapping[int, float] | None = None,
-) -> Yield:
-    """Run the rounds of every text with these drafts, at most `k` tokens each.
-
-    saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
-    """
+def replay(target: TargetProfile, mix: Mix) -> Yield:
+    """Run the rounds of every text; the first one of each comes with its prompt and does not count."""
     total = Yield()
-    for record in _records(target, drafts, has_ngram, k, pace, saved or {}):
+    for record in _records(target, mix):
         if record.index:
             total.tokens += record.emitted
             total.rounds += 1
             total.seconds += record.target_s + record.draft_s + record.host_s
             total.rows += record.n_rows
-            total.steps += record.drafted if record.source in drafts else 0
+            total.steps += record.drafted if record.source in mix.drafts else 0
     if not total.tokens:  # every text was empty: a single plain step stands for them
         total = Yield(1, 1, target.costs.seconds(target.width(1), 64) + target.costs.host_s, target.width(1))
     return total
@@ -86,47 +83,34 @@ def chances_at(target: TargetProfile, draft: DraftProfile, k: int) -> tuple[floa
     """
     if not draft.places:
         return draft.chances
-    rounds = _records(target, {draft.kind: draft}, False, k, Pace.FIXED, {})
+    rounds = _records(target, Mix({draft.kind: draft}, k=k))
     return chances([record for record in rounds if record.source == draft.kind])
 
 
-def _records(
-    target: TargetProfile,
-    drafts: Mapping[str, DraftProfile],
-    has_ngram: bool,
-    k: int,
-    pace: Pace,
-    saved: Mapping[int, float],
-) -> Iterator[RoundRecord]:
+def _records(target: TargetProfile, mix: Mix) -> Iterator[RoundRecord]:
     """The rounds of every text, more than once where something is drawn."""
-    costs = _Costs(target, drafts, k, pace, saved)
+    costs, drafts = _Costs(target, mix), mix.drafts
     has_luck = target.guess > 0.0 or any(not draft.places for draft in drafts.values())
     for turn in range(TURNS if has_luck else 1):
-        memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
+        state: dict[str, Any] = {}
+        if mix.controller == "adaptive":
+            memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
+            state = {"memory": memory, "exact": costs.exact}
         for index, (prompt, text) in enumerate(target.texts):
             dice = random.Random(f"{turn} {index}")
-            sources: list[Drafter] = [NgramDrafter()] if has_ngram else []
+            sources: list[Drafter] = [] if mix.lookup_min is None else [NgramDrafter(mix.lookup_min)]
             sources += [StandIn(draft, prompt, text, index, dice, costs.exact) for draft in drafts.values()]
-            controller = Controller(k)
-            if pace is Pace.ADAPTIVE:
-                controller = AdaptiveController(k, memory=memory, exact=costs.exact)
+            controller = create_controller(mix.controller, mix.k, mix.min_k, **state)
             yield from _Request(target, sources, controller, costs, dice).run(prompt, text)
 
 
 class _Costs:
     """The virtual clock's prices."""
 
-    def __init__(
-        self,
-        target: TargetProfile,
-        drafts: Mapping[str, DraftProfile],
-        k: int,
-        pace: Pace,
-        saved: Mapping[int, float],
-    ) -> None:
-        self.target, self.drafts, self.k, self.saved = target, drafts, k, saved
+    def __init__(self, target: TargetProfile, mix: Mix) -> None:
+        self.target, self.mix = target, mix
         self.exact = ExactRows(*target.exact) if target.exact else None
-        self.is_weighed = k > 0 and pace is Pace.ADAPTIVE
+        self.is_weighed = mix.controller == "adaptive"
 
     def host_s(self, accepted: int, asked_k: int) -> float:
         """Of a round, drafting left out."""
@@ -135,13 +119,13 @@ class _Costs:
 
     def draft_s(self, proposal: Proposal, n_missed: int) -> tuple[float, bool]:
         """(seconds, whether some of it was there ahead) of a proposal by a source that has missed `n_missed` tokens."""
-        draft = self.drafts.get(proposal.source)
+        draft = self.mix.drafts.get(proposal.source)
         if draft is None or not proposal.tokens:
             return 0.0, False
         seconds = draft.costs.seconds(len(proposal.tokens))
-        if n_missed > self.k + 1:
+        if n_missed > self.mix.k + 1:
             return seconds + draft.costs.catch_up_token_s * n_missed, False
-        return seconds - self.saved.get(len(proposal.tokens), 0.0), bool(self.saved)
+        return seconds - self.mix.saved.get(len(proposal.tokens), 0.0), bool(self.mix.saved)
 
 
 @dataclass

@@ -38,9 +38,9 @@ def run_notes(llm: LLM, n_prompt: int, max_tokens: int) -> list[str]:
         notes.append("speculation off: the target's cache cannot be rewound")
     elif options.drafts and info.max_rows == 1:
         notes.append("speculation off: the target gives logits for one row a call")
-    elif options.drafts and info.max_rows is not None and _asked(llm) >= info.max_rows:
+    elif options.drafts and info.max_rows is not None and options.most_drafted >= info.max_rows:
         notes.append(
-            f"at most {info.max_rows - 1} drafted tokens a round and not {_asked(llm)}, as the target takes "
+            f"at most {info.max_rows - 1} drafted tokens a round and not {options.most_drafted}, as the target takes "
             f"{info.max_rows} rows a call"
         )
     failed = {kind: reason for kind, reason in llm.loaded.failed.items() if kind in options.drafts}
@@ -53,11 +53,6 @@ def _synthetic(llm: LLM) -> list[str]:
     """Nobody should take the words of weights that were made up for those of a trained model."""
     infos = [model.info for model in (llm.target, llm.draft_model) if model is not None]
     return [f"{info.name} is synthetic: {info.synthetic}" for info in infos if info.synthetic is not None]
-
-
-def _asked(llm: LLM) -> int:
-    """Drafted tokens that the options allow a round."""
-    return llm.options.tree_rows if llm.options.tree else llm.options.num_speculative_tokens
 
 
 def _emulated(llm: LLM) -> list[str]:

@@ -122,4 +122,4 @@ class SlotPool:
 def _tree_plan(options: EngineOptions) -> TreePlan | None:
     if not options.tree:
         return None
-    return TreePlan(rows=options.tree_rows, width=options.tree_width, depth=options.num_speculative_tokens)
+    return TreePlan(rows=options.tree_rows, width=options.tree_width, depth=options.depth)

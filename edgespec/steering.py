@@ -39,8 +39,8 @@ class Steering:
         state: dict[str, Any] = {}
         if options.controller == "adaptive":
             state = {"memory": self.learned, "exact": exact, "most_k": self.power.limit}
-        most = options.tree_rows if options.tree else options.num_speculative_tokens
-        controller = create_controller(options.controller, most, options.min_speculative_tokens, **state)
+        name = options.controller or "fixed"
+        controller = create_controller(name, options.most_drafted, options.min_speculative_tokens, **state)
         if not drafters:
             controller.max_k = 0
         return controller

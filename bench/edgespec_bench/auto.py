@@ -18,7 +18,7 @@ from edgespec import LLM, SamplingParams
 from edgespec.auto import auto_options, candidate_kinds
 from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
-from edgespec.planner import Candidate, Plan, make_plan
+from edgespec.planner import Asked, Candidate, Plan, make_plan
 from edgespec.profile import Effort, profile_llm
 from edgespec.stats import RunStats
 from edgespec.types import RoundRecord
@@ -36,7 +36,8 @@ PLAIN, AUTO = "plain", "auto"
 class AutoOptions:
     """n_prompts: of each kind, half of them to calibrate on. ks: fixed lengths that auto has to keep up with.
 
-    n_turns: how often every way to decode answers each prompt that judges.
+    n_turns: how often every way to decode answers each prompt that judges. Raises ConfigError for fewer than two
+    prompts, and for a temperature that is none.
     """
 
     model: str = "smollm2-135m"
@@ -50,11 +51,14 @@ class AutoOptions:
     exact: bool = True
     n_turns: int = 1
 
+    def __post_init__(self) -> None:
+        SamplingParams(temperature=self.temperature)  # refuses what is none
+        if self.n_prompts < 2:
+            raise ConfigError(f"prompts={self.n_prompts}: at least 2 of each kind, one to calibrate and one to judge")
+
 
 def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
-    """The plan with its errors, and a row for each kind of prompt; raises ConfigError for fewer than two prompts."""
-    if options.n_prompts < 2:
-        raise ConfigError(f"prompts={options.n_prompts}: at least 2 of each kind, one to calibrate and one to judge")
+    """The plan with its errors, and a row for each kind of prompt."""
     folder = Path(ensure(options.model))
     drafts = ",".join(candidate_kinds(folder, most=options.most_trained))
     with LLM(folder, draft=drafts, threads=options.threads, exact=options.exact) as llm:
@@ -63,7 +67,7 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
         calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
         effort = Effort(n_tokens=options.n_tokens)
         profiles = profile_llm(llm, effort=effort, prompts=calibration, temperature=options.temperature)
-        plan = make_plan([profiles], schedule="serial")
+        plan = make_plan([profiles], asked=Asked(schedule="serial"))
         say(f"plan: {plan.chosen.label}, {plan.reason}")
         llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:

@@ -30,12 +30,19 @@ ENGINE = (
         "pair recommends; else auto, where the text cannot depend on it: not with --fast, --tree, another --verifier]",
     ),
     click.option(
-        "--num-speculative-tokens", "--draft-max", type=int, default=3, show_default=True, help="Most tokens a round."
+        "--num-speculative-tokens",
+        "--draft-max",
+        type=int,
+        help="Most tokens a round.  [3, or the fewest if more; with --draft auto the plan's]",
     ),
     click.option(
         "--min-speculative-tokens", "--draft-min", type=int, default=0, show_default=True, help="Fewest; else none."
     ),
-    click.option("--controller", type=click.Choice(list(CONTROLLERS)), default="fixed", show_default=True),
+    click.option(
+        "--controller",
+        type=click.Choice(list(CONTROLLERS)),
+        help="How many tokens a round drafts.  [fixed, with --draft auto adaptive]",
+    ),
     click.option(
         "--verifier",
         type=click.Choice(["coupled", "rejection", "block", "typical"]),

@@ -39,14 +39,16 @@ def command(**values: Any) -> None:
     What is not measured yet (see `edgespec profile`) is measured first. Energy is reckoned from assumed shares of
     reading, computing and time, and not measured.
     """
+    from edgespec.cli.profile import asked_by
     from edgespec.planner import make_plan
 
+    asked = asked_by(values)
     budget = _bytes(values["memory_budget"])
     if values["plot"] is not None:
         _check_plot(values["plot"])
     with console.progress(plain=values["as_json"]) as report:
         profiles, impossible = _profiles(values, report)
-    plan = make_plan(profiles, memory_budget=budget, prefer=values["prefer"], schedule=values["schedule"])
+    plan = make_plan(profiles, memory_budget=budget, prefer=values["prefer"], asked=asked)
     if values["plot"] is not None:
         from edgespec.plan_plot import plot_plan
 

@@ -15,9 +15,10 @@ from edgespec.errors import ConfigError
 from edgespec.loading import kind_of
 
 if TYPE_CHECKING:
+    from edgespec.planner import Asked
     from edgespec.profile import Effort, Profiles
 
-__all__ = ["command", "profile_model"]
+__all__ = ["asked_by", "command", "profile_model"]
 
 
 @click.command("profile")
@@ -57,14 +58,15 @@ def profile_model(
     values: dict[str, Any], effort: Effort, *, fresh: bool = False, progress: console.Reporter | None = None
 ) -> Profiles:
     """The profile of the model that a command's options name, with all candidate drafts where it names none."""
-    from edgespec.auto import candidate_kinds
+    from edgespec.auto import PLANNED, candidate_kinds
     from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.options import AUTO
     from edgespec.pairs import ensure
     from edgespec.profile import profile_llm
 
-    kwargs = engine_kwargs(values)
+    asked_by(values)  # mistakes are said before anything is loaded
+    kwargs = {name: value for name, value in engine_kwargs(values).items() if name not in PLANNED}
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
     folder = ensure(values["model"], progress, Device.parse(values["device"]).runtime)
     if draft in (None, AUTO):
@@ -75,6 +77,17 @@ def profile_model(
         return profile_llm(
             llm, effort=effort, fresh=fresh, temperature=values["temperature"], load_s=load_s, progress=progress
         )
+
+
+def asked_by(values: dict[str, Any]) -> Asked:
+    """What a command's options do not leave to a plan; raises ConfigError where they contradict each other."""
+    from edgespec.loading import resolve_options
+    from edgespec.options import AUTO
+    from edgespec.planner import Asked
+
+    kwargs = engine_kwargs(values)
+    draft, draft_model = kwargs.pop("draft") or AUTO, kwargs.pop("draft_model")
+    return Asked.by(resolve_options(draft, draft_model, kwargs, values["model"]))
 
 
 def _load_seconds(folder: Path, kwargs: dict[str, Any]) -> float:

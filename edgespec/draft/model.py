@@ -55,6 +55,7 @@ class ModelDrafter:
         self.tree = tree
         self.stop = stop or EarlyStop()
         self.session = model.open_session()
+        self.most_rows = min(CATCH_UP_ROWS, model.info.max_rows or CATCH_UP_ROWS)
         entry = getattr(model, "draft", None) or {}
         base = getattr(model, "vocabulary", None)
         self._track = AcceptanceTrack()
@@ -141,8 +142,7 @@ class ModelDrafter:
     def _guess(self, context: DraftContext, history: list[int], n_drafted: int, n: int) -> list[int]:
         """Tokens that may follow `history`, for one pass to judge; no more than the cache can take back."""
         most, rewind = n - n_drafted - 1, self.model.info.max_rewind
-        if rewind is not None:
-            most = min(most, rewind - n)
+        most = min(most, self.most_rows - 1, *([] if rewind is None else [rewind - n]))
         if self.guesser is None or most < 1:
             return []
         ahead = context._replace(tokens=history, n_ahead=context.n_ahead + n_drafted)
@@ -216,7 +216,7 @@ class ModelDrafter:
         run_s = 0.0
         while True:
             left = len(tokens) - keep
-            piece = tokens[keep : keep + min(CATCH_UP_ROWS, left if left <= CATCH_UP_ROWS else left - n_rows)]
+            piece = tokens[keep : keep + min(self.most_rows, left if left <= self.most_rows else left - n_rows)]
             keep += len(piece)
             is_last = keep == len(tokens)
             wanted = range(len(piece) - n_rows, len(piece)) if is_last else ()

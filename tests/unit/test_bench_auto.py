@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 
 import pytest
 from edgespec_bench import auto
@@ -10,11 +10,12 @@ from edgespec_bench.standard import Pace, standard_paces
 from plan_world import draft, plan, target
 
 from edgespec.errors import ConfigError
+from edgespec.planner import Asked
 from edgespec.types import RoundRecord
 
 
 def test_predictions_are_judged_by_all_answers_together() -> None:
-    found = plan(target(0.1), draft((0.8,), 0.05), schedule="serial")
+    found = plan(target(0.1), draft((0.8,), 0.05), asked=Asked(schedule="serial"))
     labels = [c.label for c in auto._wanted(found, (1, 3))]
     assert not any("overlapped" in label for label in labels)
     assert sum("model, k =" in label for label in labels) == 2
@@ -71,6 +72,11 @@ def test_standard_costs_leave_what_was_decided_and_accepted() -> None:
 
 
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
-    options = dataclasses.replace(auto.AutoOptions(), n_prompts=1)
     with pytest.raises(ConfigError, match="at least 2"):
-        auto.measure_auto(options, lambda text: None)
+        auto.AutoOptions(n_prompts=1)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
+def test_a_temperature_that_is_none_is_refused_before_anything_is_loaded(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        auto.AutoOptions(temperature=temperature)

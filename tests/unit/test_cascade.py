@@ -181,3 +181,17 @@ def test_the_seconds_of_all_passes_are_booked() -> None:
     draft = LatencyModel(draft_model("noisy", target), 1.0, clock=clock, sleep=clock.sleep)
     outcome = run(target, [ModelDrafter(draft, 16, guesser=NgramDrafter(1))], PROMPT, GREEDY, k=6)
     assert sum(r.draft_s for r in outcome.stats.records) == pytest.approx(draft.n_calls)
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 5])
+@pytest.mark.parametrize("draft_draft", ["none", "ngram"])
+def test_a_draft_that_takes_few_rows_a_call_drafts_the_same(max_rows: int, draft_draft: str) -> None:
+    """Static graphs take so many and no more; catching up with a prompt was one call of all its rows."""
+    proposals = []
+    for limit in (None, max_rows):
+        draft = TableModel(8, seed=3, noise=0.5, max_rows=limit)
+        with LLM(TableModel(8, seed=3), draft_model=draft, draft_draft=draft_draft, exact=False) as llm:
+            records = llm.generate(2 * PROMPT, SAMPLED)[0].outputs[0].stats.records
+        proposals.append([(record.drafted, record.accepted) for record in records])
+    assert proposals[0] == proposals[1]
+    assert sum(drafted for drafted, _ in proposals[0]) > 0

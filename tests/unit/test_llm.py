@@ -123,7 +123,7 @@ def test_a_draft_longer_than_the_context_is_refused() -> None:
         ({"verifier": "typical"}, "typical"),
         ({"draft": "model"}, "needs a draft model"),
         ({"speculative_tokens": 3}, "unknown option 'speculative_tokens'"),
-        ({"min_speculative_tokens": 5}, "min_speculative_tokens=5 is over"),
+        ({"num_speculative_tokens": 3, "min_speculative_tokens": 5}, "min_speculative_tokens=5 is over"),
         ({"threads": 0}, "threads=0"),
         ({"tree": True}, r"tree=True \(--tree\) with exact=True.*use exact=False \(--fast\), or drop the tree"),
         (

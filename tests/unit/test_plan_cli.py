@@ -82,6 +82,57 @@ def test_what_fits_no_budget_is_refused_with_both_sizes(folders: dict[str, Path]
     assert (result.exit_code, "memory_budget=0.001 MB" in result.stderr) == (2, True), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "labels"),
+    [
+        (("--draft", "none"), {"no speculation on cpu"}),
+        (("--draft", "ngram", "--draft-max", 2, "--controller", "fixed"), {"no speculation", "ngram, k = 2, serial"}),
+        (("--draft", "model", "--draft-min", 6, "--schedule", "serial", "--verifier", "rejection"), {"model, k"}),
+        (
+            ("--draft", "model", "--draft-draft", "ngram", "--draft-p-min", 0.1, "--controller", "window"),
+            {"model, k <="},
+        ),
+    ],
+    ids=str,
+)
+def test_a_plan_keeps_to_what_the_command_line_says(
+    folders: dict[str, Path], arguments: tuple[Any, ...], labels: set[str]
+) -> None:
+    """`plan` listed and chose what `run` with the same flags would never do."""
+    model = ("-md", folders["draft"]) if "model" in arguments else ()
+    result = invoke("plan", folders["target"], *arguments, *model, "--json")
+    assert result.exit_code == 0, result.stderr
+    able = [c for c in json.loads(result.stdout)["candidates"] if c["obstacle"] is None]
+    for label in labels:
+        assert any(c["label"].startswith(label) for c in able), able
+    assert len(labels) == 1 or len(able) == len(labels)
+    drafted = [c for c in able if c["draft"] != "none"]
+    assert {c["draft"] for c in drafted} == set(arguments[1:2]) - {"none"}
+    assert all(c["k"] >= 6 and c["schedule"] == "serial" for c in drafted if "--draft-min" in arguments)
+    assert {c["controller"] for c in drafted if "window" in arguments} <= {"window"}
+
+
+@pytest.mark.parametrize("command", ["plan", "profile"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--draft-max", 0), "num_speculative_tokens=0"),
+        (("--draft-min", 9), "min_speculative_tokens=9"),
+        (("--tree", "--fast"), "tree=True (--tree) with draft='auto'"),
+        (("--tree", "--fast", "--draft", "ngram"), "what is profiled and planned are chains"),
+        (("--draft-draft", "ngram"), "draft_draft='ngram' (--draft-draft ngram) with draft='auto'"),
+    ],
+    ids=str,
+)
+def test_what_no_plan_is_made_of_is_refused(
+    folders: dict[str, Path], command: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    result = invoke(command, folders["target"], *arguments)
+    assert result.exit_code == 2, result.stdout
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
 def test_auto_runs_what_was_planned(folders: dict[str, Path]) -> None:
     target, draft = folders["target"], folders["draft"]
     texts = []

@@ -11,9 +11,9 @@ from plan_world import COPIED_TEXT, draft, plan, table, target
 from edgespec.contention import shared_place
 from edgespec.engine.costs import MeasuredCosts
 from edgespec.errors import ConfigError
-from edgespec.planner import make_plan
+from edgespec.planner import Asked, make_plan
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
-from edgespec.replay import Pace, replay
+from edgespec.replay import Mix, replay
 
 
 def test_a_fixed_length_is_predicted_by_the_formula() -> None:
@@ -51,7 +51,7 @@ def test_steps_are_kept() -> None:
 
 def test_exact_rows_are_priced_as_they_run() -> None:
     t = target(0.1, exact=(2, 256, 2), guess=0.25)
-    pure = replay(t, {}, False, 0, Pace.ADAPTIVE)
+    pure = replay(t, Mix())
     assert pure.seconds / pure.rounds == pytest.approx(1.1)
     assert pure.tokens_per_round == pytest.approx(1.25, abs=0.12)
     one = next(
@@ -86,10 +86,69 @@ def test_the_schedule_that_is_asked_for_is_the_only_one() -> None:
     assert plan(target(0.05), busy).chosen.schedule == "serial"
     for schedule in ("serial", "overlapped"):
         for one in (good, busy):
-            found = plan(target(0.05), one, schedule=schedule)
+            found = plan(target(0.05), one, asked=Asked(schedule=schedule))
             assert (found.chosen.draft, found.chosen.schedule) != ("none", "serial")
             assert found.chosen.schedule == schedule
             assert {c.schedule for c in found.candidates if c.obstacle is None and c.draft != "none"} == {schedule}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kinds", "controllers", "lengths"),
+    [
+        (Asked(drafts=()), {"none"}, {"fixed"}, {0}),
+        (Asked(drafts=("model",)), {"none", "model"}, {"fixed", "adaptive"}, set(range(9))),
+        (Asked(drafts=("ngram",), most=2), {"none", "ngram"}, {"fixed", "adaptive"}, {0, 1, 2}),
+        (
+            Asked(most=2, controller="adaptive"),
+            {"none", "ngram", "model", "ngram,model"},
+            {"fixed", "adaptive"},
+            {0, 2},
+        ),
+        (Asked(most=3, controller="fixed"), {"none", "ngram", "model"}, {"fixed"}, {0, 3}),
+        (Asked(least=6), {"none", "ngram", "model", "ngram,model"}, {"fixed", "adaptive"}, {0, 6, 7, 8}),
+        (Asked(controller="window"), {"none", "ngram", "model", "ngram,model"}, {"fixed", "window"}, {0, 8}),
+    ],
+    ids=str,
+)
+def test_what_was_asked_for_is_not_up_to_the_plan(
+    asked: Asked, kinds: set[str], controllers: set[str], lengths: set[int]
+) -> None:
+    found = plan(target(0.05), draft((0.8,), 0.05), asked=asked)
+    able = [c for c in found.candidates if c.obstacle is None]
+    assert {c.draft for c in able} == kinds
+    assert {c.controller for c in able} == controllers
+    assert {c.k for c in able} == lengths
+    assert all("is asked for" in c.obstacle for c in found.candidates if c.obstacle)
+
+
+def test_a_least_length_holds_in_the_prediction_too() -> None:
+    """The controller of a replay drafts by the same rule: at 4 or none, it drafts less often than at 1."""
+    t, d = target(0.3), draft((0.6,), 0.2)
+    mixes = [Mix({"model": d}, None, 8, "adaptive", least) for least in (0, 4)]
+    free, bound = (replay(t, mix) for mix in mixes)
+    assert free.seconds_per_token < bound.seconds_per_token
+    assert free.steps > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"schedule": "x"}, "schedule='x' is not known: use serial, overlapped"),
+        ({"controller": "x"}, "controller='x' is not known: use fixed"),
+        ({"drafts": ("ngram", "x")}, "drafts='x' is not known: use ngram"),
+        ({"most": 0}, "most=0"),
+        ({"least": 9}, "min_speculative_tokens=9: a plan drafts up to 8 tokens a round"),
+        ({"least": 4, "most": 3}, "min_speculative_tokens=4: a plan drafts up to 3"),
+    ],
+)
+def test_what_nobody_can_ask_for(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Asked(**fields)
+
+
+def test_there_is_no_plan_of_nothing() -> None:
+    with pytest.raises(ConfigError, match="profiles: there is nothing to plan with"):
+        make_plan([])
 
 
 def test_a_draft_that_shares_the_targets_cores_is_overlapped_only_if_asked() -> None:
@@ -97,7 +156,7 @@ def test_a_draft_that_shares_the_targets_cores_is_overlapped_only_if_asked() -> 
     assert make_plan([known]).chosen.schedule == "serial"
     why = {c.obstacle for c in make_plan([known]).candidates if c.schedule == "overlapped"}
     assert why == {"they share 2 cores"}
-    assert make_plan([known], schedule="overlapped").chosen.schedule == "overlapped"
+    assert make_plan([known], asked=Asked(schedule="overlapped")).chosen.schedule == "overlapped"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +199,7 @@ def test_a_replay_of_n_grams_is_what_the_loop_does() -> None:
     settings = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
     looped = run(world.target.model, [NgramDrafter()], [1, 2, 3], settings, k=3)  # type: ignore[arg-type]
     t = target(0.1, texts=(((1, 2, 3), tuple(looped.tokens)),))
-    again = replay(t, {}, True, 3, Pace.FIXED)
+    again = replay(t, Mix({}, 2, 3))
     assert again.rounds == looped.stats.rounds - 1  # the first one comes with the prompt
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgespec import LLM, SamplingParams
-from edgespec.calibration import Calibration
+from edgespec.calibration import CalibrationRun
 from edgespec.cli import main
 from edgespec.contention import compare_rounds
 from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
@@ -23,6 +23,8 @@ from edgespec.planner import make_plan
 from edgespec.profile import DraftProfile, Effort, TargetProfile, _load, measure_target, profile_llm
 from edgespec.testing import LatencyModel, TableModel
 from edgespec.testing.latency import FakeClock
+from edgespec.testing.onnx_models import write_bundle
+from edgespec.testing.tiny import TinySpec
 from edgespec.types import ExactRows, RoundRecord
 
 SMALL = Effort(repeats=3, budget_s=60.0, n_tokens=16, n_prompts=2, depths=(1, 3), texts_s=1e6)
@@ -83,8 +85,8 @@ def test_a_slow_target_writes_shorter_texts_at_first_use(
 ) -> None:
     """So that a first use takes seconds: 12 s for 2 texts, 2 lengths and all places are 10 tokens at 0.19 s a step."""
     swept: list[int] = []
-    sweep = Calibration.sweep
-    monkeypatch.setattr(Calibration, "sweep", lambda self, k: (swept.append(k), sweep(self, k))[1])
+    sweep = CalibrationRun.sweep
+    monkeypatch.setattr(CalibrationRun, "sweep", lambda self, k: (swept.append(k), sweep(self, k))[1])
     effort = dataclasses.replace(SMALL, rows=(1, 2, 3, 4, 5), texts_s=12.0)
     llm = LLM(slow_table(step_s, 0.0), draft="ngram", exact=False)
     found = profile_llm(llm, effort=effort, store=Profile(tmp_path / "machine.json")).target
@@ -227,6 +229,102 @@ def test_auto_overlaps_where_the_two_have_devices_of_their_own(
     assert f", {expected}, on " in output.stats.controller["plan"]["chosen"]
     ahead = sum(record.ahead for record in output.stats.records)
     assert (ahead > 0) == (expected == "overlapped")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verifier": "rejection"},
+        {"draft_p_min": 0.5},
+        {"draft_draft": "ngram"},
+        {"draft_n_ctx": 80},
+        {"n_ctx": 80},
+    ],
+    ids=str,
+)
+def test_figures_of_other_options_are_not_taken_for_these(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key named the models alone: a draft that stops early was planned with the figures of one that does not."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    folders = [write_bundle(tmp_path / str(n), TinySpec(eos_ids=(), n_layers=n), bits=4) for n in (2, 1)]
+    entries = []
+    for options in ({}, {}, changes, changes):
+        with LLM(folders[0], draft_model=folders[1], exact=False, **options) as llm:
+            profile_llm(llm, effort=dataclasses.replace(SMALL, rows=(1, 2, 4), depths=(2,)))
+        entries.append(len(json.loads((tmp_path / "machine.json").read_text())["sections"]["costs"]))
+    assert entries[0] == entries[1] < entries[2] == entries[3]
+
+
+def test_memory_is_that_of_the_context_which_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was that of the context in which a model was first profiled."""
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    folder = write_bundle(tmp_path / "model", TinySpec(eos_ids=(), n_ctx=4096), bits=4)
+    found, tables = {}, []
+    for n_ctx in (2048, 4096):
+        with LLM(folder, draft_model=folder, n_ctx=n_ctx, draft_n_ctx=n_ctx, exact=False) as llm:
+            profiles = profile_llm(llm, effort=dataclasses.replace(SMALL, rows=(1, 2, 4), depths=(2,)))
+            cache = llm.target.info.kv_bytes_per_token * n_ctx
+        found[n_ctx] = (profiles.target.bytes, profiles.drafts["model"].bytes)
+        tables.append(profiles.target.costs)
+        assert found[n_ctx] == (llm.target.info.weight_bytes + cache,) * 2
+    assert tables[0] == tables[1], "measured once"
+
+
+def test_a_draft_of_one_row_a_call_is_measured_like_any_other(tmp_path: Path) -> None:
+    """It made auto fail with a refusal of lengths that nobody had set."""
+    target, draft = slow_table(10.0, 1.0), slow_table(1.0, 0.0, max_rows=1)
+    with LLM(target, draft="auto", draft_model=draft) as llm:
+        assert llm.loaded.plan["chosen"]
+        assert len(llm.generate([1, 2, 3], SamplingParams(max_tokens=9))[0].outputs[0].token_ids) == 9
+
+
+@pytest.mark.parametrize("n_ctx", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("draft", ["auto", "ngram"])
+def test_a_length_that_nobody_set_is_what_the_context_holds(n_ctx: int, draft: str) -> None:
+    with LLM(slow_table(10.0, 0.1, n_ctx=n_ctx), draft=draft, exact=False) as llm:
+        assert 1 <= (llm.options.num_speculative_tokens or 0) < n_ctx
+        assert llm.generate([1], SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+
+
+def test_auto_on_a_target_of_one_row_a_call_decodes_plainly() -> None:
+    with LLM(slow_table(10.0, 0.1, max_rows=1), draft="auto") as llm:
+        assert llm.options.draft == "none"
+        assert len(llm.generate([1, 2], SamplingParams(max_tokens=5))[0].outputs[0].token_ids) == 5
+
+
+def test_a_fixed_length_under_auto_is_the_plans(tmp_path: Path) -> None:
+    target, draft = slow_table(10.0, 0.1), slow_table(0.1, 0.0, noise=0.7)
+    with LLM(target, draft="auto", draft_model=draft, controller="fixed", exact=False) as llm:
+        k = llm.options.num_speculative_tokens
+        assert (llm.options.draft, llm.options.controller) == ("model", "fixed")
+        assert f"k = {k}," in llm.loaded.plan["chosen"]
+    with LLM(target, draft="auto", draft_model=draft, controller="fixed", exact=False, num_speculative_tokens=2) as llm:
+        assert "k = 2," in llm.loaded.plan["chosen"]
+    with LLM(target, draft="auto", draft_model=draft, exact=False, min_speculative_tokens=5) as llm:
+        records = llm.generate([1, 2, 3], SamplingParams(max_tokens=60))[0].outputs[0].stats.records
+        assert {record.asked_k for record in records if record.source == "model"} <= {0, 5, 6, 7, 8}
+    with pytest.raises(ConfigError, match="min_speculative_tokens=9: a plan drafts up to 8"):
+        LLM(target, draft="auto", draft_model=draft, exact=False, min_speculative_tokens=9)
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
+def test_there_is_no_calibration_on_nothing(prompts: list[list[int]]) -> None:
+    llm = LLM(slow_table(10.0, 1.0), draft="ngram", exact=False)
+    with pytest.raises(ConfigError, match="at least one prompt to calibrate on, and no empty one"):
+        profile_llm(llm, effort=SMALL, prompts=prompts)
+
+
+@pytest.mark.parametrize("fields", [{"rows": ()}, {"contexts": (0,)}, {"depths": ()}, {"repeats": 0}, {"n_prompts": 0}])
+def test_an_effort_of_nothing_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(fields))):
+        Effort(**fields)
+
+
+def test_trees_are_not_profiled(tmp_path: Path) -> None:
+    llm = LLM(slow_table(10.0, 1.0), draft="ngram", exact=False, tree=True)
+    with pytest.raises(ConfigError, match="what is profiled and planned are chains"):
+        profile_llm(llm, effort=SMALL)
 
 
 def test_auto_is_for_making_an_llm() -> None:

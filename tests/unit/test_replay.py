@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from edgespec.draft.ngram import NgramDrafter
 from edgespec.judged import Judged
 from edgespec.machine import Profile
 from edgespec.profile import MOST_K, profile_llm
-from edgespec.replay import Pace, chances_at, replay
+from edgespec.replay import Mix, chances_at, replay
 from edgespec.stand_in import WRONG, StandIn
 from edgespec.types import DraftContext, ExactRows
 
@@ -44,7 +45,8 @@ def test_a_draft_that_is_right_where_n_grams_are_helps_no_mix() -> None:
     t, d = target(0.1, MIXED_TEXT), draft((share,) * MOST_K, 0.05, places=(tuple(places),))
 
     def rate(has_ngram: bool, *drafts: Any) -> float:
-        return 1 / replay(t, {one.kind: one for one in drafts}, has_ngram, MOST_K, Pace.ADAPTIVE).seconds_per_token
+        mix = functools.partial(Mix, k=MOST_K, controller="adaptive")
+        return 1 / replay(t, mix({one.kind: one for one in drafts}, 2 if has_ngram else None)).seconds_per_token
 
     assert rate(False, d) > 1.1 * rate(False)
     assert rate(True, d) < 1.01 * rate(True)
@@ -66,7 +68,7 @@ def test_the_real_controller_in_a_replay_decides_as_it_does_in_production(tmp_pa
         side.forget()
         records += side.generate(prompt, params)[0].outputs[0].stats.records
     later = [record for record in records if record.index]
-    again = replay(found.target, found.drafts, True, MOST_K, Pace.ADAPTIVE)
+    again = replay(found.target, Mix(found.drafts, 2, MOST_K, "adaptive"))
     assert {record.source for record in later} == {"ngram", "model", "none"}
     assert (again.rounds, again.tokens) == (len(later), sum(record.emitted for record in later))
     assert again.rows == sum(record.n_rows for record in later)
@@ -96,7 +98,7 @@ def test_acceptance_depends_on_where_the_rounds_of_a_length_begin() -> None:
     places = (Judged(4, 4), Judged(4, 3), Judged(4, 2), Judged(4, 1), Judged(4, 0)) * 24
     t, d = target(0.1, MIXED_TEXT[:120]), draft((0.5,), 0.1, places=(places,))
     assert chances_at(t, draft((0.5, 0.25), 0.1), 1) == (0.5, 0.25), "not known by place"
-    rates = {k: replay(t, {"model": d}, False, k, Pace.FIXED).tokens_per_round for k in (1, 4)}
+    rates = {k: replay(t, Mix({"model": d}, k=k)).tokens_per_round for k in (1, 4)}
     for k, rate in rates.items():
         found, survival, tokens = chances_at(t, d, k), 1.0, 1.0
         for place in range(k):
@@ -116,10 +118,10 @@ def test_accepted_tokens_and_weighing_cost_host_time() -> None:
     """At T = 0.8 each accepted token is drawn, 0.4 ms of a 5 ms round, and drafts were promised them for nothing."""
     cheap = target(0.1, COPIED_TEXT)
     dear = dataclasses.replace(cheap, costs=dataclasses.replace(cheap.costs, token_s=0.5), choice_s=(0.25, 0.25))
-    runs = [replay(t, {}, True, 4, Pace.FIXED) for t in (cheap, dear)]
+    runs = [replay(t, Mix({}, 2, 4)) for t in (cheap, dear)]
     assert runs[0].rounds == runs[1].rounds
     assert runs[1].seconds - runs[0].seconds == pytest.approx(0.5 * (runs[0].tokens - runs[0].rounds))
-    plain = replay(dear, {}, False, 0, Pace.ADAPTIVE)
+    plain = replay(dear, Mix())
     assert plain.seconds == pytest.approx(plain.rounds)
     fixed = next(
         c for c in plan(dear, draft((0.5,), 0.0)).candidates if (c.draft, c.k, c.schedule) == ("model", 1, "serial")
@@ -131,7 +133,7 @@ def test_a_controller_takes_longer_where_it_drafts() -> None:
     """Too little to change a decision, so that what it adds can be counted."""
     free = target(0.1, MIXED_TEXT)
     (still, drafting, both) = (
-        replay(dataclasses.replace(free, choice_s=s), {}, True, 4, Pace.ADAPTIVE)
+        replay(dataclasses.replace(free, choice_s=s), Mix({}, 2, 4, "adaptive"))
         for s in ((0.0, 0.0), (1e-6, 0.0), (1e-6, 1e-6))
     )
     assert still.rounds == drafting.rounds == both.rounds
