@@ -14,6 +14,7 @@ from edgespec import zoo
 from edgespec.bundle import Bundle
 from edgespec.contention import shared_place
 from edgespec.devices import Device
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.errors import ConfigError
 from edgespec.loading import Loaded, ModelSource, kind_of, load
 from edgespec.options import AUTO, IN_FLIGHT_DRAFTS, EngineOptions
@@ -44,7 +45,7 @@ def is_plannable(options: Mapping[str, Any]) -> bool:
 
 
 def candidate_kinds(folder: Path | None, most: int | None = None, *, ahead: bool = False) -> tuple[str, ...]:
-    """Draft kinds worth measuring for the target in `folder`, the most accepted first, n-gram always among them.
+    """Draft kinds worth measuring for the target in `folder`: those that run no model, then the most accepted first.
 
     Early exit is left out: it needs the target in parts, which is slower without it. most: trained kinds at most.
     ahead: only those that can draft while the target verifies.
@@ -52,11 +53,12 @@ def candidate_kinds(folder: Path | None, most: int | None = None, *, ahead: bool
     if folder is None or not (folder / "bundle.json").is_file():
         return ("ngram",)
     target = Bundle.open(folder)
+    free = ("ngram", "table") if zoo.find_table(target.info) else ("ngram",)
     left_out = {"early-exit", *(IN_FLIGHT_DRAFTS if ahead else ())}
     known = [draft for draft in zoo.list_drafts(target.info.name) if draft.kind not in left_out]
     fitting = [draft for draft in known if zoo.fits(draft, target)]
     fitting.sort(key=lambda draft: -_promise(draft.acceptance))
-    return ("ngram", *(draft.kind for draft in fitting[:most]))
+    return (*free, *(draft.kind for draft in fitting[:most]))
 
 
 def _promise(acceptance: Mapping[str, Any]) -> float:
@@ -95,7 +97,7 @@ def _decide(
     kinds = _kinds(folder, draft_model, options)
     asked = Asked.by(options)
     fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in (DRAFT, *PLANNED)}
-    if kinds == ["ngram"]:
+    if set(kinds) <= {*FREE_DRAFTS}:
         fields.update({name: EngineOptions.__dataclass_fields__[name].default for name in OF_DRAFT_MODELS})
     llm = LLM(
         folder or model,
@@ -133,7 +135,7 @@ def _kinds(folder: Path | None, draft_model: ModelSource | None, options: Engine
     given = None if draft_model is None else kind_of(draft_model)
     if given is not None and not (is_ahead and given in IN_FLIGHT_DRAFTS):
         kinds.append(given)
-    if is_ahead and kinds == ["ngram"]:
+    if is_ahead and set(kinds) <= {*FREE_DRAFTS}:
         raise ConfigError(
             "schedule='overlapped' (--schedule overlapped) with draft='auto': there is no draft with weights here that "
             "can work while the target verifies; give one (--draft-model), or drop the schedule"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.engine.controller import Controller
 from edgespec.engine.costs import Spread
 from edgespec.engine.learned import Expectation, Learned
@@ -154,7 +155,7 @@ class CalibrationRun:
     def _variant(self, draft: str, k: int, controller: str, **changes: Any) -> LLM:
         changes |= {"draft": draft, "controller": controller, "min_speculative_tokens": 0, "tree": False}
         changes["schedule"] = "serial"
-        if draft in ("none", "ngram"):
+        if draft == "none" or draft in FREE_DRAFTS:
             changes["draft_p_min"] = 0.0
         return self.llm.variant(num_speculative_tokens=k, **changes)
 

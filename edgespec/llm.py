@@ -53,9 +53,10 @@ class LLM:
 
     model, draft_model: a known pair's name, a bundle or model folder, a .gguf file, or a loaded `Model`; draft_model
     also trained draft weights, or a bundle of these.
-    draft: comma-separated draft kinds in order of priority (`ngram`, `model`, `tinydraft`, `eagle`, `medusa`,
-    `early-exit`), `none`, or `auto` (the plan's); by default that of `draft_model`, else `ngram`. Trained kinds come
-    from the zoo unless given. progress: called with (stage, done, total). Others are EngineOptions' fields.
+    draft: comma-separated draft kinds in order of priority (`ngram`, `table`, `model`, `tinydraft`, `eagle`,
+    `medusa`, `early-exit`), `none`, or `auto` (the plan's); by default that of `draft_model`, else `ngram`. Trained
+    kinds come from the zoo unless given. progress: called with (stage, done, total). Others are EngineOptions'
+    fields.
     Raises ConfigError for what cannot be honoured, before anything is generated.
     """
 
@@ -148,7 +149,8 @@ class LLM:
         for kind in self.loaded.working(other.options.loaded_drafts):
             if kind == "model" and self.draft_model is None:
                 raise ConfigError(NO_DRAFT_MODEL)
-            if kind in BUNDLED_DRAFTS and kind not in self.loaded.heads:
+            is_missing = kind in BUNDLED_DRAFTS and kind not in self.loaded.heads
+            if is_missing or (kind == "table" and self.loaded.table is None):
                 raise ConfigError(f"draft={kind!r} was not loaded: name it in `draft` when the LLM is made")
         other._prepare()
         return other

@@ -18,6 +18,8 @@ from edgespec.bundle import Bundle, static_graph
 from edgespec.device_report import DeviceUse, use_of
 from edgespec.devices import Device
 from edgespec.downloads import Progress
+from edgespec.draft.base import FREE_DRAFTS
+from edgespec.draft.table import is_table
 from edgespec.draft_bundle import PlainHead, open_draft
 from edgespec.engine.adaptive import Expectation
 from edgespec.errors import BackendError, ConfigError, EdgeSpecError, IncompatibleError, MissingDependencyError
@@ -28,6 +30,7 @@ from edgespec.verify import create_verifier
 from edgespec.zoo import StaticShape
 
 if TYPE_CHECKING:
+    from edgespec.draft.table import NgramTable
     from edgespec.text import Tokenizer
 
 __all__ = ["NO_DRAFT_MODEL", "Loaded", "ModelSource", "kind_of", "load", "refuse_unused", "resolve_options"]
@@ -42,9 +45,9 @@ ModelSource = str | Path | Model
 class Loaded:
     """The models of an LLM. folder: what the target was loaded from, None for a Model given as an object.
 
-    draft_model: of the kind `model`. heads: trained draft kind -> what `edgespec.draft.heads` says of it.
-    bundles: where those were loaded from. failed: draft kind -> why its device could not be used; found while loading
-    and by later requests. graph: which graph of the target is loaded.
+    draft_model: of the kind `model`. heads: trained draft kind -> what `edgespec.draft.heads` says of it. bundles:
+    where those were loaded from. table: of the kind `table`. failed: draft kind -> why its device could not be
+    used; found while loading and by later requests. graph: which graph of the target is loaded.
     """
 
     target: Model
@@ -55,6 +58,7 @@ class Loaded:
     heads: dict[str, Model | PlainHead] = field(default_factory=dict)
     bundles: dict[str, Path] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    table: NgramTable | None = None
     expected: Expectation | None = None
     plan: dict[str, Any] = field(default_factory=dict)
 
@@ -115,7 +119,7 @@ def resolve_options(
     drafts = set(resolved.drafts)
     if not drafts & {"model", *BUNDLED_DRAFTS}:
         refuse_unused(resolved, ("draft_n_ctx", "draft_device", "draft_device_options"), "there is no draft model")
-    if not drafts - {"ngram"}:
+    if not drafts - {*FREE_DRAFTS}:
         refuse_unused(resolved, ("draft_p_min",), f"draft={resolved.draft!r} has no probabilities")
     if not resolved.tree:
         refuse_unused(resolved, ("tree_rows", "tree_width"), "tree is off (--tree)")
@@ -138,7 +142,9 @@ def kind_of(draft_model: ModelSource) -> str:
         return "model"
     text = os.fspath(draft_model)
     path = Path(text).expanduser()
-    return (zoo.bundled_kind(path) if is_local(text) and path.is_dir() else None) or "model"
+    if not is_local(text) or not path.is_dir():
+        return "model"
+    return "table" if is_table(path) else zoo.bundled_kind(path) or "model"
 
 
 def _check_trained(draft_model: ModelSource | None, kinds: Sequence[str]) -> None:
@@ -193,6 +199,8 @@ def load(
         if "model" in options.drafts:
             assert draft_model is not None
             _load_draft_model(loaded, draft_model, options, progress)
+        if "table" in options.drafts:
+            loaded.table = zoo.open_table(loaded.target.info, _table_folder(draft_model))
         loaded.bundles = bundles
         for kind, path in bundles.items():
             with _contained(loaded, kind, options):
@@ -256,6 +264,12 @@ def _bundles(
     given = Path(os.fspath(draft_model)).expanduser() if is_path else None  # type: ignore[arg-type]
     shape = StaticShape(options.draft_n_ctx) if _wants_static(options.draft_device) else None
     return zoo.prepare(kinds, target, given, progress, static=shape)
+
+
+def _table_folder(draft_model: ModelSource | None) -> Path | None:
+    """The folder of a table that was given as draft model."""
+    is_given = isinstance(draft_model, (str, Path)) and kind_of(draft_model) == "table"
+    return Path(os.fspath(draft_model)).expanduser() if is_given else None  # type: ignore[arg-type]
 
 
 def _wants_static(name: str) -> bool:

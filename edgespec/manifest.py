@@ -14,13 +14,14 @@ from typing import Any
 
 from edgespec.config import cache_dir, config_dir, nearest, read_toml
 from edgespec.downloads import HubSource, PathSource, Source, WheelSource
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.errors import ConfigError
 from edgespec.options import BUNDLED_DRAFTS
 
 __all__ = ["BUILT_IN_DRAFTS", "DraftVariant", "Manifest", "known_manifests", "read_manifest"]
 
 SCHEMA_VERSION = 1
-BUILT_IN_DRAFTS = ("ngram", "none")  # drafts that need no weights
+BUILT_IN_DRAFTS = ("ngram", "table", "none")  # drafts that need no weights
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
@@ -93,7 +94,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _check_default(manifest: Manifest) -> None:
     """`default_draft` is one draft, or a list like "ngram,eagle" of kinds that can stand in one."""
-    listed = ("ngram", *BUNDLED_DRAFTS)
+    listed = (*FREE_DRAFTS, *BUNDLED_DRAFTS)
     choices = (*BUILT_IN_DRAFTS, *BUNDLED_DRAFTS, *manifest.drafts)
     parts = [part.strip() for part in manifest.default_draft.split(",")]
     allowed = choices if len(parts) == 1 else listed

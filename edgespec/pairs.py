@@ -46,8 +46,8 @@ OWN_GRAPHS = {"taps": (), "tree": False, "exit_layer": None}  # of a target alon
 class PairStatus:
     """What `list` shows of a known pair.
 
-    drafts: made from the target's own weights; trained: those of the zoo. is_pulled: no download is needed; path: its
-    bundle, if it is converted too.
+    drafts: made from the target's own weights; trained: those of the zoo; table: the folder of its table.
+    is_pulled: no download is needed; path: its bundle, if it is converted too.
     """
 
     name: str
@@ -56,6 +56,7 @@ class PairStatus:
     size_bytes: int | None
     drafts: tuple[str, ...]
     trained: tuple[zoo.TrainedDraft, ...]
+    table: Path | None
     default_draft: str
     is_pulled: bool
     path: Path | None
@@ -143,8 +144,10 @@ def default_draft(name: str | Path, runtime: str = "onnx") -> tuple[str, str | N
     if manifest.default_draft in manifest.drafts:
         return "model", f"{manifest.name}:{manifest.default_draft}"
     here = {draft.kind for draft in zoo.list_drafts(manifest.name)} if runtime == "onnx" else set()
+    here |= {"table"} if zoo.table_of(manifest.name) else set()
     kinds = [kind.strip() for kind in manifest.default_draft.split(",")]
-    return ",".join(kind for kind in kinds if kind in here or kind not in BUNDLED_DRAFTS) or NO_RECOMMENDATION, None
+    able = [kind for kind in kinds if kind in here or kind not in {"table", *BUNDLED_DRAFTS}]
+    return ",".join(able) or NO_RECOMMENDATION, None
 
 
 def draft_hint(model: str | Path, draft: str) -> str | None:
@@ -263,6 +266,7 @@ def _status(manifest: Manifest) -> PairStatus:
         size_bytes=manifest.source.size_bytes,
         drafts=tuple(manifest.drafts),
         trained=tuple(zoo.list_drafts(manifest.name)),
+        table=zoo.table_of(manifest.name),
         default_draft=manifest.default_draft,
         is_pulled=is_bundle(path) or _has_source(manifest),
         path=path if is_bundle(path) else None,

@@ -283,24 +283,25 @@ class _Maker:
 
 
 def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> list[Candidate]:
-    target, drafts, lookup_min = profiles.target, profiles.drafts, profiles.lookup_min
+    target, drafts, free = profiles.target, profiles.drafts, tuple(profiles.free.values())
     most, steering = target.most_k, asked.steering
     longest = min(most, asked.most or most)
     plain = replay(target, Mix())
     maker = _Maker(target, plain, memory_budget, asked, profiles.shared)
     found = [maker.make("none", 0, plain)]
-    found += [maker.make("ngram", k, replay(target, Mix({}, lookup_min, k))) for k in range(1, most + 1)]
-    mix = Mix({}, lookup_min, longest, steering, asked.least)
-    found.append(maker.make("ngram", longest, replay(target, mix), None, steering))
+    for n in range(1, len(free) + 1):
+        kinds = ",".join([*profiles.free][:n])
+        found += [maker.make(kinds, k, replay(target, Mix({}, free[:n], k))) for k in range(1, most + 1)]
+        mix = Mix({}, free[:n], longest, steering, asked.least)
+        found.append(maker.make(kinds, longest, replay(target, mix), None, steering))
     for draft in drafts.values():
         scenarios = {k: _scenario(target, draft, k) for k in range(1, min(most, draft.most) + 1)}
         for k, scenario in scenarios.items():
             found += _fixed(maker, draft, k, scenario)
-        for has_ngram, name in itertools.product((True, False), SCHEDULES):
+        for is_mixed, name in itertools.product((True, False), SCHEDULES):
             saved = _saved(scenarios) if name == "overlapped" else {}
-            lookup = lookup_min if has_ngram else None
-            mix = Mix({draft.kind: draft}, lookup, longest, steering, asked.least, saved)
-            kinds = ",".join(["ngram"] * has_ngram + [draft.kind])
+            mix = Mix({draft.kind: draft}, free if is_mixed else (), longest, steering, asked.least, saved)
+            kinds = ",".join([*(profiles.free if is_mixed else ()), draft.kind])
             found.append(maker.make(kinds, longest, replay(target, mix), draft, steering, name))
     return found
 

@@ -11,11 +11,15 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgespec.calibration import CONTEXTS, PROMPTS, QUICK, ROWS, CalibrationRun, Effort
 from edgespec.contention import measure_contention, shared_place
 from edgespec.cpu import cpu_identity
+from edgespec.draft.base import FREE_DRAFTS
+from edgespec.draft.ngram import NgramDrafter
+from edgespec.draft.table import TableDrafter
 from edgespec.draft_records import chances, choice_s, draft_costs, in_place, token_s
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread, typical
 from edgespec.engine.learned import Expectation
@@ -24,7 +28,7 @@ from edgespec.judged import Judged
 from edgespec.machine import Profile, open_profile
 from edgespec.sampling import SamplingParams
 from edgespec.telemetry import read_power
-from edgespec.types import FILLER, ExactRows, Model, ModelInfo
+from edgespec.types import FILLER, Drafter, ExactRows, Model, ModelInfo
 
 if TYPE_CHECKING:
     from edgespec.llm import LLM
@@ -155,13 +159,13 @@ class DraftProfile:
 class Profiles:
     """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target.
 
-    lookup_min: the shortest match of n-gram drafts.
+    free: kind -> makes the drafter of a kind that runs no model.
     """
 
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
-    lookup_min: int = 2
+    free: Mapping[str, Callable[[], Drafter]] = field(default_factory=lambda: {"ngram": NgramDrafter})
 
     @property
     def expected(self) -> Expectation:
@@ -211,10 +215,10 @@ def profile_llm(
     run.fit(effort, found.costs.target)
     run.prompts = [list(prompt) for prompt, _ in found.texts]  # a kept target's may be others than `effort` has
     texts_key = hashlib.sha256(repr(found.texts).encode()).hexdigest()[:12]
-    profiles = Profiles(found, lookup_min=llm.options.prompt_lookup_min)
+    profiles = Profiles(found, free=_free_drafts(llm))
     for kind in llm.working_drafts:
-        if kind == "ngram":
-            continue  # it costs nothing, and what it yields is replayed from the texts
+        if kind in FREE_DRAFTS:
+            continue  # it costs nothing, and what it yields is replayed on the texts
         identity = _draft_identity(llm, kind)
         draft_key, is_known = f"{key} draft={kind} {identity} {texts_key}", is_kept and identity is not None
         draft = None if fresh or not is_known else _load(store, draft_key, DraftProfile.from_json)
@@ -228,6 +232,15 @@ def profile_llm(
         if shared := shared_place(llm.target.info.device, device, llm.options.threads):
             profiles.shared[kind] = shared
     return profiles
+
+
+def _free_drafts(llm: LLM) -> dict[str, Callable[[], Drafter]]:
+    """Kind -> makes that drafter as `llm` would."""
+    table = llm.loaded.table
+    found: dict[str, Callable[[], Drafter]] = {"ngram": partial(NgramDrafter, llm.options.prompt_lookup_min)}
+    if table is not None:
+        found["table"] = partial(TableDrafter, table)
+    return found
 
 
 def _draft_identity(llm: LLM, kind: str) -> str | None:

@@ -7,11 +7,10 @@ each place of the calibration texts (`edgespec.stand_in`). A virtual clock charg
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft_records import chances
 from edgespec.engine.controller import Controller, create_controller
 from edgespec.engine.learned import Learned
@@ -28,14 +27,14 @@ PREFILL_ROWS = 256  # of a prompt's last call, at most
 
 @dataclass(frozen=True)
 class Mix:
-    """A way to decode. drafts: those with weights. lookup_min: the shortest match of n-gram drafts, None without them.
+    """A way to decode. drafts: those with weights. free: make the drafters before them, which run no model.
 
     k, min_k: tokens of a proposal, at most and at least. controller: which of the production ones steers.
     saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
     """
 
     drafts: Mapping[str, DraftProfile] = field(default_factory=dict)
-    lookup_min: int | None = None
+    free: Sequence[Callable[[], Drafter]] = ()
     k: int = 0
     controller: str = "fixed"
     min_k: int = 0
@@ -98,7 +97,7 @@ def _records(target: TargetProfile, mix: Mix) -> Iterator[RoundRecord]:
             state = {"memory": memory, "exact": costs.exact}
         for index, (prompt, text) in enumerate(target.texts):
             dice = random.Random(f"{turn} {index}")
-            sources: list[Drafter] = [] if mix.lookup_min is None else [NgramDrafter(mix.lookup_min)]
+            sources = [make() for make in mix.free]
             sources += [StandIn(draft, prompt, text, index, dice, costs.exact) for draft in drafts.values()]
             controller = create_controller(mix.controller, mix.k, mix.min_k, **state)
             yield from _Request(target, sources, controller, costs, dice).run(prompt, text)

@@ -89,6 +89,7 @@ class SlotPool:
         setup = DraftSetup(
             n_vocab=loaded.target.info.n_vocab,
             prompt_lookup_min=options.prompt_lookup_min,
+            table=loaded.table,
             model=loaded.draft_model,
             draft_models=loaded.heads,
             target=loaded.target,

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.bundle import Bundle
+from edgespec.bundle import Bundle, BundleInfo
 from edgespec.config import cache_dir
 from edgespec.conversions import bundle_path, is_bundle, make_bundle, plain_name
 from edgespec.downloads import Progress, file_sha256, lock
+from edgespec.draft.table import NgramTable, is_table, read_facts
 from edgespec.errors import IncompatibleError
 from edgespec.options import BUNDLED_DRAFTS
+from edgespec.types import ModelInfo
 from edgespec.zoo_config import CONFIG, WEIGHTS, ZooConfig, is_draft_folder, read_config
 
 __all__ = [
@@ -28,13 +30,17 @@ __all__ = [
     "converted",
     "ensure",
     "find_draft",
+    "find_table",
     "fits",
     "is_draft_folder",
     "list_drafts",
+    "open_table",
     "prepare",
     "read_draft",
+    "table_of",
 ]
 
+TABLE = "table"  # folder of a pair's table
 KINDS = {name: kind for kind, name in BUNDLED_DRAFTS.items()}  # name in files -> draft kind
 
 
@@ -119,6 +125,44 @@ def find_draft(kind: str, target: Bundle) -> TrainedDraft:
         f"`edgespec train {BUNDLED_DRAFTS[kind]}` and give its folder as draft_model (--draft-model), or use "
         "draft='ngram' (--draft ngram)"
     )
+
+
+def table_of(pair: str) -> Path | None:
+    """The folder of the table for the known pair of that name; None where there is none."""
+    folder = zoo_dir() / pair / TABLE
+    return folder if is_table(folder) else None
+
+
+def find_table(info: ModelInfo | BundleInfo) -> Path | None:
+    """The folder of the zoo's table for that target: by its name, else by its tokenizer; None where there is none."""
+    root = zoo_dir()
+    folders = [path / TABLE for path in sorted(root.iterdir()) if is_table(path / TABLE)] if root.is_dir() else []
+    folders.sort(key=lambda folder: folder.parent.name != info.name)
+    return next((folder for folder in folders if _is_of(read_facts(folder), info, is_known=True)), None)
+
+
+def open_table(info: ModelInfo, given: Path | None = None) -> NgramTable:
+    """The table in the folder `given`, else the zoo's. Raises IncompatibleError where there is none for that target."""
+    folder = given or find_table(info)
+    if folder is None:
+        raise IncompatibleError(
+            f"there is no table of what {info.name} writes: count one with `edgespec train table` and give its folder "
+            "as draft_model (--draft-model), or use draft='ngram' (--draft ngram)"
+        )
+    table = NgramTable.read(folder)
+    if not _is_of(table.facts, info):
+        raise IncompatibleError(
+            f"{folder} was counted on another tokenizer's texts ({table.n_vocab:,} tokens) than that of {info.name} "
+            f"({info.n_vocab:,}): count one with `edgespec train table`, or use draft='ngram' (--draft ngram)"
+        )
+    return table
+
+
+def _is_of(facts: Mapping[str, Any], info: ModelInfo | BundleInfo, *, is_known: bool = False) -> bool:
+    """Whether a table is over the tokens of that target. is_known: both have to say which these are."""
+    theirs, ours = facts.get("tokenizer_hash"), info.tokenizer_hash
+    is_same = theirs == ours if is_known else theirs is None or ours is None or theirs == ours
+    return is_same and int(facts["n_vocab"]) <= info.n_vocab
 
 
 def check_fits(kind: str, needs: Mapping[str, Any], target: Bundle) -> None:

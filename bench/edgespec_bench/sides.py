@@ -26,6 +26,13 @@ _OWN = (
     edgespec_side("exact-plain", "plain", "plain decoding on rows that agree bit for bit", draft="none", exact=True),
     edgespec_side("ngram-3", "speculative", "n-grams of a fixed length", draft="ngram", num_speculative_tokens=3),
     edgespec_side("ngram-5", "speculative", "longer, where texts are copied", draft="ngram", num_speculative_tokens=5),
+    edgespec_side(
+        "ngram,table-3",
+        "speculative",
+        "n-grams, else the table that ships",
+        draft="ngram,table",
+        num_speculative_tokens=3,
+    ),
     edgespec_side("eagle-2", "speculative", "the trained draft that ships", draft="eagle", num_speculative_tokens=2),
     edgespec_side(
         "ngram,eagle-1", "speculative", "n-grams first, else EAGLE", draft="ngram,eagle", num_speculative_tokens=1

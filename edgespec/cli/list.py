@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import click
 
 from edgespec.cli.console import format_bytes, print_json
+from edgespec.draft.table import read_facts
 from edgespec.pairs import PairStatus, list_pairs
-from edgespec.zoo import TrainedDraft
 
 __all__ = ["command"]
 
@@ -26,23 +30,30 @@ def command(as_json: bool) -> None:
         click.echo(f"{pair.name:<{width}}  {here}, {size}, {pair.license}, drafts: {', '.join(_drafts(pair))}")
         click.echo(f"{'':<{width}}  {pair.description}")
         for draft in pair.trained:
-            click.echo(f"{'':<{width}}  {draft.kind}: {format_bytes(draft.size_bytes)}{_acceptance(draft)}")
+            click.echo(f"{'':<{width}}  {draft.kind}: {format_bytes(draft.size_bytes)}{_acceptance(draft.acceptance)}")
+        if pair.table is not None:
+            n_bytes = sum(path.stat().st_size for path in pair.table.glob("*.npy"))
+            click.echo(f"{'':<{width}}  table: {format_bytes(n_bytes)}{_acceptance(_measured(pair.table))}")
 
 
 def _drafts(pair: PairStatus) -> list[str]:
     """Every draft that goes with the pair, the default first."""
-    every = ("ngram", *(draft.kind for draft in pair.trained), *pair.drafts)
+    every = ("ngram", *(["table"] if pair.table else []), *(draft.kind for draft in pair.trained), *pair.drafts)
     return [pair.default_draft, *(draft for draft in every if draft != pair.default_draft)]
 
 
-def _acceptance(draft: TrainedDraft) -> str:
+def _acceptance(found: Mapping[str, Any]) -> str:
     """What was measured on held-out text when it was trained, as far as it is recorded."""
-    found = draft.acceptance
     length = found.get("mean_acceptance_length")
     if not isinstance(length, (int, float)):
         return ""
     how = [f"k = {found['k']}" if "k" in found else "", str(found.get("setting", ""))]
     return f", {length:.2f} tokens a round on held-out text ({', '.join(part for part in how if part) or 'as trained'})"
+
+
+def _measured(table: Path) -> Mapping[str, Any]:
+    found = read_facts(table).get("acceptance")
+    return found if isinstance(found, dict) else {}
 
 
 def _to_json(pair: PairStatus) -> dict[str, object]:
@@ -58,5 +69,6 @@ def _to_json(pair: PairStatus) -> dict[str, object]:
             {"kind": draft.kind, "bytes": draft.size_bytes, "acceptance": dict(draft.acceptance)}
             for draft in pair.trained
         ],
+        "table": None if pair.table is None else {"acceptance": dict(_measured(pair.table))},
         "default_draft": pair.default_draft,
     }

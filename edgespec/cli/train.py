@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edgespec.cli import _debug_option as debug_option
-from edgespec.cli.console import Reporter, print_json, progress, say
-from edgespec.cli.options import DEFAULT_MODEL, json_option
+from edgespec.cli import train_table
+from edgespec.cli.console import Reporter, print_json, say
+from edgespec.cli.options import json_option
+from edgespec.cli.train_common import FORCE, MODEL, THREADS, bar, check_package, commands, find_target
 from edgespec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,11 +28,6 @@ __all__ = ["command"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-MODEL = click.option(
-    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="The target: a pair's name, a folder or a .gguf."
-)
-THREADS = click.option("-t", "--threads", type=click.IntRange(1), help="Threads; by default the allowed fast cores.")
-FORCE = click.option("--force", is_flag=True, help="Replace what lies at OUT.")
 
 TRAINING = (
     MODEL,
@@ -131,7 +128,7 @@ def command() -> None:
 @json_option
 def data(**values: Any) -> None:
     """Let the target write a corpus: conversations with itself, or raw text where it has no chat template."""
-    _check_package()
+    check_package()
     from edgespec_models.conversation import DataSettings
     from edgespec_models.corpus import check_name, recipe_path
     from edgespec_models.pipeline import make_corpus
@@ -145,9 +142,9 @@ def data(**values: Any) -> None:
     check_name(out)
     if out.exists() and not values["force"]:
         raise ConfigError(f"{out} exists: give another name, or --force to replace it")
-    target = _target(values, needs_weights=False)
+    target = find_target(values, needs_weights=False)
     hint = f"finished batches are kept in {out}.parts: run the same command to go on"
-    with _resumable(lambda: hint), _bar(values) as report:
+    with _resumable(lambda: hint), bar(values) as report:
         corpus = make_corpus(target, out, settings, report)
     found = (corpus.recipe or {})["filters"]
     facts = {
@@ -183,10 +180,11 @@ def _add_kind(kind: str) -> None:
 
 for _kind in OWN:
     _add_kind(_kind)
+command.add_command(train_table.command)
 
 
 def _train(kind: str, values: dict[str, Any]) -> None:
-    _check_package()
+    check_package()
     from edgespec_models.corpus import Corpus
     from edgespec_models.pipeline import TrainRequest, check_torch, train_draft
 
@@ -201,8 +199,8 @@ def _train(kind: str, values: dict[str, Any]) -> None:
         )  # a mistake is said before anything is downloaded
     check_torch()
     _check_device(values["device"])
-    target = _target(values, needs_weights=True)
-    with _resumable(lambda: _way_on(out)), _bar(values) as report:
+    target = find_target(values, needs_weights=True)
+    with _resumable(lambda: _way_on(out)), bar(values) as report:
         corpora = values["corpora"] or (_own_corpus(target, values, report),)
         _clear(out, values)
         same = (
@@ -220,24 +218,12 @@ def _train(kind: str, values: dict[str, Any]) -> None:
             resume=values["resume"],
             keep_checkpoint=values["keep_checkpoint"],
             max_seconds=None if values["max_minutes"] is None else 60 * values["max_minutes"],
-            commands=_commands(kind, target, corpora, values),
+            commands=commands(kind, target, corpora, values),
             options=options,
             **{name: values[name] for name in same},
         )
         config = train_draft(request, report, lambda step: _report_step(step, report))
     _show(kind, out, config, values["as_json"])
-
-
-def _check_package() -> None:
-    from importlib.util import find_spec
-
-    from edgespec.errors import MissingDependencyError
-
-    if find_spec("edgespec_models") is None:
-        raise MissingDependencyError(
-            "edgespec_models, which comes with edgespec, cannot be found: install edgespec (`pip install -e .` in a "
-            "checkout) instead of running it from its folder"
-        )
 
 
 def _check_out(out: Path, values: dict[str, Any]) -> None:
@@ -271,34 +257,6 @@ def _check_device(device: str) -> None:
         raise ConfigError(
             f"--device {device}: this torch {torch.__version__} cannot use it ({reason}): use cpu"
         ) from error
-
-
-def _target(values: dict[str, Any], *, needs_weights: bool) -> Target:
-    """The target's bundle, fetched and converted if need be, and the float weights that it was made from."""
-    from edgespec_models.pipeline import Target
-
-    from edgespec.bundle import Bundle
-    from edgespec.manifest import known_manifests
-    from edgespec.pairs import ensure, source_path
-
-    name, given = values["model"], values.get("weights")
-    if given is not None and not given.exists():
-        raise ConfigError(f"--weights {given} does not exist: give a .gguf file or a folder with safetensors")
-    with _bar(values) as report:
-        folder = ensure(name, progress=report)
-        if not (folder / "bundle.json").is_file():
-            raise ConfigError(f"{folder} is no bundle of edgespec: training reads features, so export one first")
-        info = Bundle.open(folder).info
-        pair = known_manifests().get(info.name)  # also where the bundle of a known pair was named by its folder
-        weights = given
-        if needs_weights and weights is None:
-            is_source = pair and info.source.get("sha256") == getattr(pair.source, "sha256", None)
-            if is_source or (pair and name == info.name):
-                weights = source_path(info.name, report)
-            elif folder != Path(name).expanduser():  # converted just now, from what was named
-                weights = Path(name).expanduser()
-    label = info.name if pair is not None else Path(name).name
-    return Target(folder, label, weights, pair.license if pair is not None else None, values["threads"])
 
 
 def _own_options(kind: str, values: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...] | None]:
@@ -338,25 +296,6 @@ def _own_corpus(target: Target, values: dict[str, Any], report: Reporter) -> Pat
     return path
 
 
-def _commands(kind: str, target: Target, corpora: tuple[Path, ...], values: dict[str, Any]) -> tuple[str, ...]:
-    """What makes this draft again, for its card; names of files without their folders."""
-    from edgespec_models.pipeline import corpus_command
-
-    context = click.get_current_context()
-    given = " ".join(f"--corpus {corpus.name}" for corpus in corpora)
-    words = [f"edgespec train {kind} -m {target.label} {given} -o {values['out'].name}"]
-    skipped = {"model", "out", "corpora", "rows", "features", "weights", "resume", "force", "as_json",
-               "keep_checkpoint", "threads", "device", "max_minutes", "checkpoint_every"}  # fmt: skip
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        if name in skipped or not isinstance(parameter, click.Option):
-            continue
-        if values.get(name) is not None and (name in ("steps", "lr") or values[name] != parameter.default):
-            words.append(f"{max(parameter.opts, key=len)} {values[name]}")
-    made = [corpus_command(corpus, target.label) for corpus in corpora]
-    return (*(command for command in made if command), " ".join(words))
-
-
 def _report_step(step: Any, report: Reporter) -> None:
     report("training", step.step, step.steps)
     if step.survival is None:
@@ -372,12 +311,6 @@ def _show(kind: str, out: Path, config: dict[str, Any], as_json: bool) -> None:
         return
     length, k = config["acceptance"]["mean_acceptance_length"], config["acceptance"]["k"]
     click.echo(f"{kind}: {length:.2f} tokens a round at {k} drafted ({config['acceptance']['setting']}): {out}")
-
-
-@contextmanager
-def _bar(values: dict[str, Any]) -> Iterator[Reporter]:
-    with progress(plain=values["as_json"]) as report:
-        yield report
 
 
 @contextmanager

@@ -9,14 +9,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from edgespec.errors import ConfigError
 from edgespec.types import DraftContext, Drafter, Model, Session
 
+if TYPE_CHECKING:
+    from edgespec.draft.table import NgramTable
+
 __all__ = [
     "DRAFTERS",
     "DRAFT_DRAFTS",
+    "FREE_DRAFTS",
     "ChainStop",
     "DraftSetup",
     "EarlyStop",
@@ -83,11 +87,12 @@ class DraftSetup:
     model: the loaded draft model of the kind `model`. draft_models: kind -> loaded head of the other kinds (see
     `edgespec.draft.heads` for what each offers). target and session: the target and this slot's session on it.
     tree: None for chains. stop: when a chain ends early. ahead: the schedule drafts for rounds in flight. draft_draft:
-    what guesses for drafts that are models (`edgespec.draft.model`).
+    what guesses for drafts that are models (`edgespec.draft.model`). table: of the kind `table`.
     """
 
     n_vocab: int
     prompt_lookup_min: int = 2
+    table: NgramTable | None = None
     model: Model | None = None
     draft_models: Mapping[str, Any] = field(default_factory=dict)
     target: Model | None = None
@@ -121,6 +126,7 @@ Result = TypeVar("Result")
 
 DRAFTERS: dict[str, str | Factory] = {
     "ngram": "edgespec.draft.ngram:create",
+    "table": "edgespec.draft.table:create",
     "model": "edgespec.draft.model:create",
     "tinydraft": "edgespec.draft.model:create_tinydraft",
     "eagle": "edgespec.draft.eagle:create",
@@ -129,6 +135,8 @@ DRAFTERS: dict[str, str | Factory] = {
 }
 
 
+FREE_DRAFTS = ("ngram", "table")
+"""Draft kinds that run no model: a proposal costs nothing but the rows that the target verifies."""
 DRAFT_DRAFTS: Mapping[str, tuple[str, ...]] = {"none": (), "ngram": ("model", "tinydraft"), "tinydraft": ("model",)}
 """What may draft for a draft -> the kinds that it may draft for."""
 

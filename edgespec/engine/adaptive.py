@@ -28,6 +28,7 @@ AMORTISED = 32  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
 TIRED, NAP = 16, 4  # rounds without a proposal after which sources are asked only in every fourth
+LEAST_S = 1e-9  # that anything takes; a clock may say nothing at all
 MOST_OVERRUN = 4.0  # a proposal that took longer than this many times the usual is booked as that
 
 
@@ -60,7 +61,7 @@ class _Bid(NamedTuple):
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens / max(self.seconds, LEAST_S)
 
 
 class AdaptiveController(Controller):
@@ -111,7 +112,8 @@ class AdaptiveController(Controller):
             return self._none("measuring", "the cost of a plain step is measured")
         guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
         costs = self.memory.costs
-        self._plain = plain = _Plain(seconds + costs.host_s + guess * costs.token_s, 1.0 + guess)
+        plain_s = max(seconds + costs.host_s + guess * costs.token_s, LEAST_S)
+        self._plain = plain = _Plain(plain_s, 1.0 + guess)
         awake = [one for one in offers if not self._rest(self._key(*one)).sleeps(one[1])]
         bids = [bid for drafter, offer in awake for bid in self._bids(drafter, offer, room, plain)]
         if not bids:

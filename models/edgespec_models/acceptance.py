@@ -28,7 +28,7 @@ LONGEST_PROMPT = 256
 
 def draft_kind(kind: str) -> str:
     """The engine's name of a draft kind that the zoo calls `kind`."""
-    return next(name for name, ours in BUNDLED_DRAFTS.items() if ours == kind)
+    return next((name for name, ours in BUNDLED_DRAFTS.items() if ours == kind), kind)
 
 
 def held_out_prompts(corpus: Corpus, n: int) -> list[list[int]]:

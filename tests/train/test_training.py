@@ -12,6 +12,7 @@ from edgespec_models.acceptance import draft_kind, held_out_prompts, measure
 from edgespec_models.conversation import DataSettings
 from edgespec_models.corpus import Corpus
 from edgespec_models.pipeline import KINDS, Target, TrainRequest, make_corpus, train_draft
+from edgespec_models.table import TableRequest, make_table
 
 from edgespec import LLM, SamplingParams
 
@@ -142,3 +143,22 @@ def test_dropout_is_for_training_steps_alone() -> None:
     dropped = core.train().drop(ones)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.1, abs=0.02)
     assert torch.equal(core.eval().drop(ones), ones)
+
+
+def test_a_counted_table_runs(target: Target, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From corpus to card; the same corpus gives the same bytes, and the text is the target's own."""
+    monkeypatch.setattr("edgespec_models.table.TOKENS", 12)
+    for name in ("a", "b"):
+        config = make_table(TableRequest(target, (corpus,), tmp_path / name, 2, commands=("edgespec train ...",)))
+    names = ("config.json", "table.npy", "README.md")
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+    assert config["acceptance"]["mean_acceptance_length"] >= 1.0
+    assert config["training"]["n_rows"] < 12
+    card = (tmp_path / "a" / "README.md").read_text()
+    assert "edgespec train ..." in card
+    assert "| T = 0.8, top-p 0.95 | at most 4 |" in card
+    prompt = held_out_prompts(Corpus.load(corpus), 1)[0]
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    with LLM(target.folder, draft="ngram,table", draft_model=tmp_path / "a", threads=1) as llm:
+        drafted = llm.generate([prompt], params)[0].outputs[0]
+        assert drafted.token_ids == llm.variant(draft="none").generate([prompt], params)[0].outputs[0].token_ids

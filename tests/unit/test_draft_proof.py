@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from table_world import table_after
 
 from edgespec.draft import DraftSetup, TreePlan, create_drafter
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.engine.controller import create_controller
 from edgespec.engine.decoder import Job, decode
 from edgespec.engine.scheduler import run_serial
@@ -33,7 +35,7 @@ PARAMS = {
     "filtered": SamplingParams(temperature=1.2, top_p=0.9, repetition_penalty=1.2),
 }
 TREE = TreePlan(rows=4, width=2, depth=2)
-KINDS = ["ngram", "tinydraft", "eagle", "medusa", "early-exit"]
+KINDS = ["ngram", "tinydraft", "eagle", "medusa", "early-exit", "table"]
 CASES = [
     *((rule, kind, None) for rule, kind in product(["rejection", "block"], KINDS)),
     *(("rejection", kind, TREE) for kind in KINDS[:4]),
@@ -71,8 +73,8 @@ def own_distribution(target: TableModel, params: SamplingParams) -> dict[tuple[i
 def test_the_loop_emits_the_targets_own_distribution(
     rule: str, kind: str, tree: TreePlan | None, vocabulary: list[int] | None, params: SamplingParams
 ) -> None:
-    if kind == "ngram" and vocabulary is not None:
-        return  # it has none
+    if kind in FREE_DRAFTS and vocabulary is not None:
+        return  # they have none
     params = dataclasses.replace(params, max_tokens=3 if tree is None else 4)
     target, draft = models()
     session = target.open_session()
@@ -82,8 +84,11 @@ def test_the_loop_emits_the_targets_own_distribution(
         "medusa": lambda: MedusaHead(draft, 2, vocabulary, 1),
         "early-exit": lambda: ExitHead(draft, vocabulary, 1),
         "ngram": lambda: None,
+        "table": lambda: None,
     }[kind]()
-    setup = DraftSetup(3, 1, draft_models={kind: head}, target=target, session=session, tree=tree)
+    setup = DraftSetup(
+        3, 1, table_after({1: 2, 2: 1, 0: 1}), draft_models={kind: head}, target=target, session=session, tree=tree
+    )
     drafter = create_drafter(kind, setup)
     shapes: set[bool] = set()
 

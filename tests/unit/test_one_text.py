@@ -23,6 +23,7 @@ from draft_driver import HEADS, make_world, plain
 from edgespec_export.drafts import export_draft
 from export.draft_reference import tensors, write_zoo
 from loop_driver import draft_model
+from table_world import write_table_of
 
 from edgespec import LLM, SamplingParams
 from edgespec.bundle import Bundle
@@ -91,6 +92,23 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
         found[draft] = export_draft(folder / f"{kind}-zoo", found["target"], folder / kind, bits=32)
     return found
+
+
+def test_a_table_drafts_the_same_text(bundles: dict[str, Path], tmp_path: Path) -> None:
+    """One that knows the text by heart, one that knows another, in front of other drafts and by itself."""
+    with LLM(bundles["target"], draft="none", threads=1) as llm:
+        expected = llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids
+        prompt, n_vocab = llm.encode(PROMPT), llm.target.info.n_vocab
+    accepted = {}
+    for name, text in {"knows": [*prompt, *expected], "errs": [*prompt, *reversed(expected)]}.items():
+        write_table_of(tmp_path / name, text, n_vocab)
+        for draft, k, schedule in (("table", 1, "serial"), ("table", 4, "serial"), ("ngram,table", 3, "overlapped")):
+            options = {"draft": draft, "draft_model": tmp_path / name, "num_speculative_tokens": k}
+            with LLM(bundles["target"], threads=1, schedule=schedule, **options) as llm:
+                output = llm.generate(PROMPT, PARAMS)[0].outputs[0]
+                assert output.token_ids == expected, (name, draft, k)
+                accepted[name, k] = output.stats.accepted
+    assert accepted["knows", 4] > accepted["errs", 4]
 
 
 def test_onnx_bundles_with_every_kind_of_draft(bundles: dict[str, Path]) -> None:

@@ -124,7 +124,7 @@ def test_what_was_asked_for_is_not_up_to_the_plan(
 def test_a_least_length_holds_in_the_prediction_too() -> None:
     """The controller of a replay drafts by the same rule: at 4 or none, it drafts less often than at 1."""
     t, d = target(0.3), draft((0.6,), 0.2)
-    mixes = [Mix({"model": d}, None, 8, "adaptive", least) for least in (0, 4)]
+    mixes = [Mix({"model": d}, (), 8, "adaptive", least) for least in (0, 4)]
     free, bound = (replay(t, mix) for mix in mixes)
     assert free.seconds_per_token < bound.seconds_per_token
     assert free.steps > 0
@@ -199,7 +199,7 @@ def test_a_replay_of_n_grams_is_what_the_loop_does() -> None:
     settings = SamplingParams(max_tokens=120, temperature=0.0, ignore_eos=True)
     looped = run(world.target.model, [NgramDrafter()], [1, 2, 3], settings, k=3)  # type: ignore[arg-type]
     t = target(0.1, texts=(((1, 2, 3), tuple(looped.tokens)),))
-    again = replay(t, Mix({}, 2, 3))
+    again = replay(t, Mix({}, (NgramDrafter,), 3))
     assert again.rounds == looped.stats.rounds - 1  # the first one comes with the prompt
 
 

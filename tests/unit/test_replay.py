@@ -22,6 +22,7 @@ from edgespec.stand_in import WRONG, StandIn
 from edgespec.types import DraftContext, ExactRows
 
 PROMPT = (1, 2, 3)
+NGRAM = (NgramDrafter,)
 MIXED_TEXT = tuple((i * i * 31 + i // 3) % 97 + 100 for i in range(120)) + COPIED_TEXT[:120]
 
 
@@ -46,7 +47,7 @@ def test_a_draft_that_is_right_where_n_grams_are_helps_no_mix() -> None:
 
     def rate(has_ngram: bool, *drafts: Any) -> float:
         mix = functools.partial(Mix, k=MOST_K, controller="adaptive")
-        return 1 / replay(t, mix({one.kind: one for one in drafts}, 2 if has_ngram else None)).seconds_per_token
+        return 1 / replay(t, mix({one.kind: one for one in drafts}, NGRAM if has_ngram else ())).seconds_per_token
 
     assert rate(False, d) > 1.1 * rate(False)
     assert rate(True, d) < 1.01 * rate(True)
@@ -68,7 +69,7 @@ def test_the_real_controller_in_a_replay_decides_as_it_does_in_production(tmp_pa
         side.forget()
         records += side.generate(prompt, params)[0].outputs[0].stats.records
     later = [record for record in records if record.index]
-    again = replay(found.target, Mix(found.drafts, 2, MOST_K, "adaptive"))
+    again = replay(found.target, Mix(found.drafts, NGRAM, MOST_K, "adaptive"))
     assert {record.source for record in later} == {"ngram", "model", "none"}
     assert (again.rounds, again.tokens) == (len(later), sum(record.emitted for record in later))
     assert again.rows == sum(record.n_rows for record in later)
@@ -118,7 +119,7 @@ def test_accepted_tokens_and_weighing_cost_host_time() -> None:
     """At T = 0.8 each accepted token is drawn, 0.4 ms of a 5 ms round, and drafts were promised them for nothing."""
     cheap = target(0.1, COPIED_TEXT)
     dear = dataclasses.replace(cheap, costs=dataclasses.replace(cheap.costs, token_s=0.5), choice_s=(0.25, 0.25))
-    runs = [replay(t, Mix({}, 2, 4)) for t in (cheap, dear)]
+    runs = [replay(t, Mix({}, NGRAM, 4)) for t in (cheap, dear)]
     assert runs[0].rounds == runs[1].rounds
     assert runs[1].seconds - runs[0].seconds == pytest.approx(0.5 * (runs[0].tokens - runs[0].rounds))
     plain = replay(dear, Mix())
@@ -133,7 +134,7 @@ def test_a_controller_takes_longer_where_it_drafts() -> None:
     """Too little to change a decision, so that what it adds can be counted."""
     free = target(0.1, MIXED_TEXT)
     (still, drafting, both) = (
-        replay(dataclasses.replace(free, choice_s=s), Mix({}, 2, 4, "adaptive"))
+        replay(dataclasses.replace(free, choice_s=s), Mix({}, NGRAM, 4, "adaptive"))
         for s in ((0.0, 0.0), (1e-6, 0.0), (1e-6, 1e-6))
     )
     assert still.rounds == drafting.rounds == both.rounds

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.errors import ConfigError
 from edgespec_bench.prompts import KINDS
 from edgespec_bench.report.figures import NATIVE, Figures, per_token, tpot_s
@@ -48,8 +49,10 @@ def own_sides(folder: Path) -> tuple[Side, ...]:
     """Of a model folder, plain first. What needs a trained draft is there for the drafts that fit."""
     from edgespec.auto import candidate_kinds
 
-    trained = [kind for kind in candidate_kinds(folder) if kind != "ngram"]
+    trained = [kind for kind in candidate_kinds(folder) if kind not in FREE_DRAFTS]
     sides = [find_side(NATIVE), find_side("edgespec/exact-plain"), find_side("edgespec/ngram-3")]
+    if "table" in candidate_kinds(folder):
+        sides.append(find_side("edgespec/ngram,table-3"))
     for kind in trained:
         sides.append(edgespec_side(f"{kind}-2", "speculative", draft=kind, num_speculative_tokens=2))
         sides.append(edgespec_side(f"ngram,{kind}-2", "speculative", draft=f"ngram,{kind}", num_speculative_tokens=2))
