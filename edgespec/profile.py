@@ -165,7 +165,7 @@ class Profiles:
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
-    free: Mapping[str, Callable[[], Drafter]] = field(default_factory=lambda: {"ngram": NgramDrafter})
+    free: Mapping[str, Callable[[], Drafter]] = field(default_factory=lambda: {"ngram": NgramDrafter}, compare=False)
 
     @property
     def expected(self) -> Expectation:

@@ -31,7 +31,7 @@ MOST_CONFIG_BYTES = 1 << 20
 FACTOR, MASK = 0x9E3779B1, 0xFFFFFFFF
 WHOLE = 255  # chances are kept in 1 / WHOLE
 MOST_TOKENS = 4  # of a proposal: beyond, hardly any survives
-LEAST_SURVIVAL = 0.15  # of a proposal's last token, by the table's own chances
+LEAST_SURVIVAL = 0.2  # of a proposal's last token, by the table's own chances
 STEPS = (0.2, 0.35, 0.55, 0.8)  # chances of the first token that divide proposals into buckets
 PRIORS = ((0.15, 1.0), (0.25, 1.0), (0.4, 1.0), (0.6, 1.0), (0.8, 1.0))  # hits and tokens judged, for each bucket
 

@@ -39,7 +39,7 @@ def edgespec(
 
 
 @pytest.mark.parametrize("settings", [["--temp", "0"], ["--temp", "0.8", "--top-p", "0.95", "--seed", "7"]])
-@pytest.mark.parametrize("draft", ["ngram", "model", *BUNDLED_DRAFTS])
+@pytest.mark.parametrize("draft", ["ngram", "table", "model", *BUNDLED_DRAFTS])
 def test_run_compare_is_identical(real_draft: Path, child_env: dict[str, str], draft: str, settings: list[str]) -> None:
     if draft in BUNDLED_DRAFTS and draft not in TRAINED:
         pytest.skip(f"the zoo has no {draft} draft for smollm2-135m")

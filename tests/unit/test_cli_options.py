@@ -69,5 +69,5 @@ def test_kinds_of_the_command_line_are_those_of_files() -> None:
     assert isinstance(train, click.Group)
     assert "train" in COMMANDS
     assert {*BUNDLED_DRAFTS.values()} <= {*train.commands}
-    with pytest.raises(ConfigError, match="use none, ngram, model, tinydraft, eagle, medusa, early-exit"):
+    with pytest.raises(ConfigError, match="use none, ngram, table, model, tinydraft, eagle, medusa, early-exit"):
         EngineOptions(draft="exit")

@@ -52,14 +52,14 @@ def test_the_users_own_manifest_wins(world: World) -> None:
         (
             'license = "CC0-1.0"',
             'license = "CC0-1.0"\ndefault_draft = "ngram,half"',
-            "'half' is not one of ngram, tiny",
+            "'half' is not one of ngram, table, tiny",
         ),
         ('license = "CC0-1.0"', 'license = "CC0-1.0"\ndefault_draft = "ngram,eagel"', 'did you mean "eagle"'),
         ('description = "one layer"', 'descripton = "one layer"', "the key 'description' is missing"),
         (
             'license = "CC0-1.0"',
             'license = "CC0-1.0"\ndefault_draft = "other"',
-            "'other' is not one of ngram, none, tinydraft, eagle, medusa, early-exit, half",
+            "'other' is not one of ngram, table, none, tinydraft, eagle, medusa, early-exit, half",
         ),
     ],
 )
