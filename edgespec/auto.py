@@ -5,7 +5,7 @@ Puts together what the zoo, the profile and the planner know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +114,8 @@ def _decide(
         llm.close()
         raise
     llm.forget()
-    chosen, loaded = auto_options(options, plan, min(MOST_K, llm.most_k)), llm.loaded
+    free = [kind for kind in kinds if kind in FREE_DRAFTS]
+    chosen, loaded = auto_options(options, plan, min(MOST_K, llm.most_k), free), llm.loaded
     loaded.expected, loaded.plan = profiles.expected, plan.summary()
     for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
         loaded.heads.pop(kind).close()
@@ -143,17 +144,19 @@ def _kinds(folder: Path | None, draft_model: ModelSource | None, options: Engine
     return list(dict.fromkeys(kinds))
 
 
-def auto_options(options: EngineOptions, plan: Plan, most: int = MOST_K) -> EngineOptions:
+def auto_options(
+    options: EngineOptions, plan: Plan, most: int = MOST_K, free: Sequence[str] = ("ngram",)
+) -> EngineOptions:
     """`options` with the drafts and the schedule of the plan, under the adaptive controller.
 
     most: tokens that a round may draft here: exact rows hold fewer in a short context or on a narrow graph. The chosen
-    drafts go with n-gram, which costs nothing where it has no match, unless the length is to be a fixed one. A length
+    drafts go with those that run no model (`free`, which are loaded), unless the length is to be a fixed one. A length
     or a controller that the user set stays.
     """
     chosen, is_fixed = plan.chosen, options.controller == "fixed"
     drafts = [] if chosen.draft == "none" else chosen.draft.split(",")
     if drafts and not is_fixed:
-        drafts = list(dict.fromkeys(["ngram", *drafts]))
+        drafts = list(dict.fromkeys([*free, *drafts]))
     return replace(
         options,
         draft=",".join(drafts) or "none",

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TYPE_CHECKING
 
 from edgespec.engine.costs import DraftCosts, MeasuredCosts, Spread, spread, typical
 from edgespec.types import RoundRecord
+
+if TYPE_CHECKING:
+    from edgespec.judged import Judged
 
 __all__ = ["chances", "choice_s", "draft_costs", "in_place", "token_s"]
 
@@ -35,8 +39,8 @@ def draft_costs(runs: Mapping[int, Sequence[RoundRecord]], kind: str, n_prompts:
     return DraftCosts(steps or {1: Spread(0.0, 0.0, 0.0, 0)}, known)
 
 
-def chances(records: Sequence[RoundRecord]) -> tuple[float, ...]:
-    """Of the rounds that reached a position with a drafted token, the share that accepted it; at least one entry."""
+def chances(records: Sequence[RoundRecord] | Sequence[Judged]) -> tuple[float, ...]:
+    """Of rounds or places that reached a position with a drafted token, the share that accepted it; at least one."""
     found: list[float] = []
     for place in range(max((r.drafted for r in records), default=0)):
         reached = [r for r in records if r.drafted > place and r.accepted >= place]

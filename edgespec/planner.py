@@ -285,14 +285,14 @@ class _Maker:
 def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> list[Candidate]:
     target, drafts, free = profiles.target, profiles.drafts, tuple(profiles.free.values())
     most, steering = target.most_k, asked.steering
-    longest = min(most, asked.most or most)
+    longest, expected = min(most, asked.most or most), profiles.expected
     plain = replay(target, Mix())
     maker = _Maker(target, plain, memory_budget, asked, profiles.shared)
     found = [maker.make("none", 0, plain)]
     for n in range(1, len(free) + 1):
         kinds = ",".join([*profiles.free][:n])
         found += [maker.make(kinds, k, replay(target, Mix({}, free[:n], k))) for k in range(1, most + 1)]
-        mix = Mix({}, free[:n], longest, steering, asked.least)
+        mix = Mix({}, free[:n], longest, steering, asked.least, expected=expected)
         found.append(maker.make(kinds, longest, replay(target, mix), None, steering))
     for draft in drafts.values():
         scenarios = {k: _scenario(target, draft, k) for k in range(1, min(most, draft.most) + 1)}
@@ -300,7 +300,7 @@ def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> 
             found += _fixed(maker, draft, k, scenario)
         for is_mixed, name in itertools.product((True, False), SCHEDULES):
             saved = _saved(scenarios) if name == "overlapped" else {}
-            mix = Mix({draft.kind: draft}, free if is_mixed else (), longest, steering, asked.least, saved)
+            mix = Mix({draft.kind: draft}, free if is_mixed else (), longest, steering, asked.least, saved, expected)
             kinds = ",".join([*(profiles.free if is_mixed else ()), draft.kind])
             found.append(maker.make(kinds, longest, replay(target, mix), draft, steering, name))
     return found

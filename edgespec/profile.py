@@ -26,6 +26,7 @@ from edgespec.engine.learned import Expectation
 from edgespec.errors import IncompatibleError
 from edgespec.judged import Judged
 from edgespec.machine import Profile, open_profile
+from edgespec.rehearsal import rehearse
 from edgespec.sampling import SamplingParams
 from edgespec.telemetry import read_power
 from edgespec.types import FILLER, Drafter, ExactRows, Model, ModelInfo
@@ -159,20 +160,21 @@ class DraftProfile:
 class Profiles:
     """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target.
 
-    free: kind -> makes the drafter of a kind that runs no model.
+    free: kind -> makes the drafter of a kind that runs no model. buckets: how often those were right (`rehearse`).
     """
 
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     free: Mapping[str, Callable[[], Drafter]] = field(default_factory=lambda: {"ngram": NgramDrafter}, compare=False)
+    buckets: dict[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def expected(self) -> Expectation:
         """What a controller starts with: all costs in one table, and how often drafts were right."""
         costs = replace(self.target.costs, drafts={kind: draft.costs for kind, draft in self.drafts.items()})
         chances = {kind: draft.chances for kind, draft in self.drafts.items()}
-        return Expectation(costs, chances, self.target.guess, self.target.temperature > 0.0)
+        return Expectation(costs, chances, self.target.guess, self.target.temperature > 0.0, self.buckets)
 
 
 def refuse_tree(options: EngineOptions) -> None:
@@ -215,7 +217,8 @@ def profile_llm(
     run.fit(effort, found.costs.target)
     run.prompts = [list(prompt) for prompt, _ in found.texts]  # a kept target's may be others than `effort` has
     texts_key = hashlib.sha256(repr(found.texts).encode()).hexdigest()[:12]
-    profiles = Profiles(found, free=_free_drafts(llm))
+    free = _free_drafts(llm)
+    profiles = Profiles(found, free=free, buckets=rehearse(found.texts, free.values()))
     for kind in llm.working_drafts:
         if kind in FREE_DRAFTS:
             continue  # it costs nothing, and what it yields is replayed on the texts

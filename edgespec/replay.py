@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from edgespec.draft_records import chances
 from edgespec.engine.controller import Controller, create_controller
-from edgespec.engine.learned import Learned
+from edgespec.engine.learned import Expectation, Learned
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.sampling import Sampler, SamplingParams
 from edgespec.stand_in import StandIn
@@ -31,6 +31,7 @@ class Mix:
 
     k, min_k: tokens of a proposal, at most and at least. controller: which of the production ones steers.
     saved: tokens drafted by a model -> seconds that such a round is shorter because some of it was drafted ahead.
+    expected: what the adaptive controller begins with; None for what is known of these drafts alone.
     """
 
     drafts: Mapping[str, DraftProfile] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class Mix:
     controller: str = "fixed"
     min_k: int = 0
     saved: Mapping[int, float] = field(default_factory=dict)
+    expected: Expectation | None = None
 
 
 @dataclass
@@ -93,7 +95,7 @@ def _records(target: TargetProfile, mix: Mix) -> Iterator[RoundRecord]:
     for turn in range(TURNS if has_luck else 1):
         state: dict[str, Any] = {}
         if mix.controller == "adaptive":
-            memory = Learned.expecting(Profiles(target, dict(drafts)).expected)
+            memory = Learned.expecting(mix.expected or Profiles(target, dict(drafts)).expected)
             state = {"memory": memory, "exact": costs.exact}
         for index, (prompt, text) in enumerate(target.texts):
             dice = random.Random(f"{turn} {index}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from edgespec import LLM, SamplingParams
 from edgespec.auto import auto_options, candidate_kinds
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.planner import Asked, Candidate, Plan, make_plan
@@ -89,7 +90,8 @@ def _sides(llm: LLM, plan: Plan, options: AutoOptions) -> Iterator[dict[str, LLM
     """Label -> an LLM for every way to decode; all but native plain share the loaded models."""
     with ExitStack() as stack:
         sides = {PLAIN: stack.enter_context(llm.native_plain())}
-        chosen = auto_options(replace(llm.options, draft="auto"), plan)
+        free = [kind for kind in llm.options.drafts if kind in FREE_DRAFTS]
+        chosen = auto_options(replace(llm.options, draft="auto"), plan, free=free)
         changes = {name: getattr(chosen, name) for name in ("draft", "controller", "num_speculative_tokens")}
         sides[AUTO] = llm.variant(**changes)
         for c in _wanted(plan, options.ks):

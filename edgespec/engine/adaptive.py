@@ -9,7 +9,7 @@ outlives requests and never reaches the text: under the coupled rule it does not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edgespec.engine.acceptance import FADE_ROUND, Acceptance, Calibration
@@ -56,12 +56,22 @@ class _Bid(NamedTuple):
     n_missed: int
     n_rows: int
     passes: int
+    hope: float  # chance of the first token
     next_chance: float
     is_proven: bool
 
     @property
     def rate(self) -> float:
         return self.tokens / max(self.seconds, LEAST_S)
+
+    @property
+    def worth(self) -> float:
+        """The rate; a model's has to be better by more than estimates are out."""
+        return self.rate / LEAST_GAIN if self.passes else self.rate
+
+    def promise(self, plain: _Plain) -> float:
+        """Plain steps that it saves for each row and run that is lost if it fails."""
+        return (self.tokens - self.seconds / plain.token_s) / max(1, self.n_rows + self.passes)
 
 
 class AdaptiveController(Controller):
@@ -90,6 +100,7 @@ class AdaptiveController(Controller):
         self._plain: _Plain | None = None
         self._n_tokens = 0
         self._idle = 0  # rounds since the last proposal
+        self._known: Mapping[Key, float] = {}  # chances of first tokens when the request began
         self._sunk = 0  # rows that this round runs in any case beyond a step's: the end of a prompt
         self._fed: dict[str, int] = {}  # source -> committed tokens when it last proposed
         self._chosen: Counter[tuple[str, int]] = Counter()
@@ -100,7 +111,7 @@ class AdaptiveController(Controller):
     def choose(
         self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
     ) -> tuple[Drafter | None, int]:
-        self._begin(context)
+        self._begin(context, drafters)
         if not drafters:
             return None, 0
         if self._naps():
@@ -143,11 +154,12 @@ class AdaptiveController(Controller):
             return True
         return self.memory.rounds - self.memory.last_plain >= (OFTEN if n_seen < KEPT else SELDOM)
 
-    def _begin(self, context: DraftContext) -> None:
+    def _begin(self, context: DraftContext, drafters: Sequence[Drafter]) -> None:
         self._bid, self._plain, self.min_survival = None, None, 0.0
         self._n_tokens = len(context.tokens)
         if context.round == 0:
             self.memory.begin_request(context.sampler.params.temperature > 0.0)
+            self._known = self.memory.known_chances({drafter.source for drafter in drafters})
         if self.most_k is not None and context.round % POWER_EVERY == 0:
             self._limit = self.most_k()
 
@@ -184,15 +196,22 @@ class AdaptiveController(Controller):
             at_risk_s = max(0.0, call_s - base_s) + draft_s + forgone_s
             passes = k if offer.passes is None else offer.passes
             costs = (seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1), passes)
-            bids.append(_Bid(drafter, key, k, tokens, *costs, chance, is_proven))
+            bids.append(_Bid(drafter, key, k, tokens, *costs, chances[0], chance, is_proven))
         return bids
 
     def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
-        """The bid with the best rate, if it beats a plain step and the account can pay for its failure."""
-        for bid in sorted(bids, key=lambda bid: -bid.rate):
-            if bid.rate * plain.token_s <= (LEAST_GAIN if bid.passes else 1.0):
-                continue
-            if self._affords(bid, plain):
+        """The bid with the best rate, if it beats a plain step and the account can pay for its failure.
+
+        Before anything has paid, of the source that promises most for what it may cost the account.
+        """
+        ordered = sorted(bids, key=lambda bid: -bid.worth)
+        if not self.memory.ledger.won_steps:
+            promises: dict[Key, float] = {}
+            for bid in ordered:
+                promises.setdefault(bid.key, bid.promise(plain))
+            ordered.sort(key=lambda bid: -promises[bid.key])
+        for bid in ordered:
+            if bid.worth * plain.token_s > 1.0 and self._affords(bid, plain):
                 self._rest(bid.key).left = None
                 return bid
         return None
@@ -233,8 +252,13 @@ class AdaptiveController(Controller):
 
     def _affords(self, bid: _Bid, plain: _Plain) -> bool:
         """Catching up is free once for a source nobody has tried, and for one that has shown itself worth it."""
+        count = bid.n_rows + bid.passes
+        if bid.hope < self.memory.ledger.caution(count):
+            better = max((chance for key, chance in self._known.items() if key != bid.key), default=0.0)
+            if better > bid.hope:
+                return False  # the little that is left is for what is surer
         catch_up_s = bid.catch_up_s if self._pays_catch_up(bid, plain) else 0.0
-        return self.memory.ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, bid.n_rows + bid.passes)
+        return self.memory.ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, count)
 
     def _pays_catch_up(self, bid: _Bid, plain: _Plain) -> bool:
         return bid.is_proven and bid.rate * plain.token_s <= 1.0

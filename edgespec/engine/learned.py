@@ -6,7 +6,7 @@ Starts from a profile where there is one, and decides nothing: see `edgespec.eng
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,13 +71,15 @@ class Expectation:
     """What a profile says before anything was decoded.
 
     chances: source -> acceptance of each position, given that those before it were right. guess: of a free guess.
-    is_drawn: whether the texts were drawn (T > 0).
+    buckets: the same of sources that tell proposals apart, by (source, bucket of their offers). is_drawn: whether the
+    texts were drawn (T > 0).
     """
 
     costs: MeasuredCosts
     chances: Mapping[str, Sequence[float]] = field(default_factory=dict)
     guess: float = GUESS_PRIOR
     is_drawn: bool = False
+    buckets: Mapping[tuple[str, int], Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -104,12 +106,21 @@ class Learned:
             return cls()
         learned = cls(CostTable(expected.costs))
         learned.guess.expect([expected.guess], EXPECTED)
-        for source, chances in expected.chances.items():
+        known = {(source, 0): chances for source, chances in expected.chances.items()}
+        for (source, bucket), chances in {**known, **expected.buckets}.items():
             for is_drawn in (False, True):
-                entry = learned.acceptance[Key(source, 0, is_drawn)] = Acceptance()
+                entry = learned.acceptance[Key(source, bucket, is_drawn)] = Acceptance()
                 entry.expect(chances, EXPECTED if is_drawn == expected.is_drawn else ELSEWHERE)
-            learned.known_k[source] = len(chances)
+            learned.known_k[source] = max(learned.known_k.get(source, 0), len(chances))
         return learned
+
+    def known_chances(self, sources: Collection[str]) -> dict[Key, float]:
+        """Chances of a first token of these sources in texts like the request's, as far as there is evidence."""
+        return {
+            key: entry.chances(1, 0.0)[0]
+            for key, entry in self.acceptance.items()
+            if key.source in sources and key.is_drawn == self.is_drawn and entry.evidence >= 1.0
+        }
 
     def begin_request(self, is_drawn: bool) -> None:
         """Another text: old evidence of its kind counts less, and whoever sits out may be tried again sooner."""

@@ -29,6 +29,11 @@ class Ledger:
         self.won_steps = 0.0
         self.tokens = 0
 
+    def caution(self, count: int) -> float:
+        """The chance that a proposal of so many rows and runs should have: the higher the less of the opening count it
+        leaves. 0 once one has paid."""
+        return 0.0 if self.won_steps else max(0.0, 1.0 - (self.count - count) / OPEN_COUNT)
+
     def affords(self, steps: float, count: int) -> bool:
         """Whether a round may lose so much; of the counts half of what is left at most, once a round has lost.
 

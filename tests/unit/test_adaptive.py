@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -402,3 +403,26 @@ def test_the_size_of_the_draft_follows_the_difficulty_of_the_text(seed: int) -> 
         assert rounds_of(small, first, first + 200) + rounds_of(large, first, first + 200) > 10, (
             f"nobody from {first} on"
         )
+
+
+class RareDrafter(KnowingDrafter):
+    """Costs nothing, and offers something at some places alone."""
+
+    def offer(self, context: DraftContext) -> Offer:
+        at = len(context.tokens)
+        return Offer(len(self.truth) - at, 0.9, 4, passes=0) if self.is_right(at) else Offer(0)
+
+
+def test_before_anything_has_paid_what_may_be_lost_is_kept_for_what_is_surer() -> None:
+    """A few tries of a doubtful model took all of the account, and a source that was right had none for 100 tokens."""
+    world, n = make_world(0.4), 120
+    expected = expectation(0.4, 0.2, (0.6, 0.6, 0.6))
+    world.memory = Learned.expecting(dataclasses.replace(expected, buckets={("table", 4): (0.9, 0.9)}))
+    truth = world.truth(n)
+    wrong, right = (
+        KnowingDrafter(truth, lambda _: False, 0.2),
+        RareDrafter(truth, lambda at: at % 40 > 30, 0.0, "table"),
+    )
+    records = world.run([right, wrong], n).stats.records
+    assert wrong.asked
+    assert sum(record.accepted for record in records if record.source == "table") > 10

@@ -74,6 +74,7 @@ def test_a_profile_holds_costs_acceptance_and_contention(tmp_path: Path) -> None
     assert model.contention[1] > 0.0
     assert found.expected.costs.seconds(5, 100) == pytest.approx(15.0)
     assert found.expected.chances == {"model": model.chances}
+    assert {source for source, _bucket in found.expected.buckets} <= {"ngram"}
     assert len(found.target.texts) == 2
     assert all(len(text) == 16 for _, text in found.target.texts)
     assert set(found.drafts) == {"model"}

@@ -69,7 +69,7 @@ def test_the_real_controller_in_a_replay_decides_as_it_does_in_production(tmp_pa
         side.forget()
         records += side.generate(prompt, params)[0].outputs[0].stats.records
     later = [record for record in records if record.index]
-    again = replay(found.target, Mix(found.drafts, NGRAM, MOST_K, "adaptive"))
+    again = replay(found.target, Mix(found.drafts, NGRAM, MOST_K, "adaptive", expected=found.expected))
     assert {record.source for record in later} == {"ngram", "model", "none"}
     assert (again.rounds, again.tokens) == (len(later), sum(record.emitted for record in later))
     assert again.rows == sum(record.n_rows for record in later)

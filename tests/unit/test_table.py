@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,12 @@ from test_profile import SMALL, slow_table
 
 from edgespec import LLM, SamplingParams, zoo
 from edgespec.cli import main
+from edgespec.draft.ngram import NgramDrafter
 from edgespec.draft.table import MOST_TOKENS, WHOLE, NgramTable, TableDrafter, context_keys, entry_type
+from edgespec.engine.costs import MeasuredCosts, Spread
+from edgespec.engine.learned import Expectation, Key, Learned
 from edgespec.errors import ConfigError, EdgeSpecError, IncompatibleError
+from edgespec.rehearsal import rehearse
 from edgespec.testing import TableModel
 from edgespec.types import DraftContext
 
@@ -233,6 +238,25 @@ def test_a_plan_weighs_the_table_on_the_calibration_texts(tmp_path: Path) -> Non
     assert plan.chosen.bytes == profiles.target.bytes
     with LLM(target, draft="auto", draft_model=folder, exact=False) as llm:
         assert llm.options.draft == "ngram,table"
+
+
+def test_a_rehearsal_says_how_often_free_drafts_are_right() -> None:
+    """At every place of the texts: what follows 1 is right twice in three times, what follows 2 always."""
+    table = table_after({1: 2, 2: 1}, 0.6)
+    found = rehearse([([0], [1, 2, 1, 2, 1, 3] * 3)], [NgramDrafter, partial(TableDrafter, table)])
+    assert {source for source, _bucket in found} == {"ngram", "table"}
+    ((first, *_rest),) = [found[key] for key in found if key[0] == "table"]
+    assert first == pytest.approx((6 + 6) / 15)  # 9 times after 1, 6 times after 2
+    assert rehearse([], [NgramDrafter]) == {}
+    assert rehearse([([1], [2])], [partial(TableDrafter, table)]) == {}, "one place says nothing"
+
+
+def test_a_controller_begins_with_what_was_rehearsed() -> None:
+    expected = Expectation(MeasuredCosts({64: {1: Spread(1, 1, 1, 1)}}), buckets={("table", 3): (0.6, 0.5)})
+    learned = Learned.expecting(expected)
+    assert learned.known_k == {"table": 2}
+    assert learned.acceptance[Key("table", 3, False)].chances(2, 0.1) == pytest.approx([0.5, 0.5], abs=0.02)
+    assert learned.acceptance[Key("table", 3, True)].evidence < learned.acceptance[Key("table", 3, False)].evidence
 
 
 def test_bad_input_of_train_table_is_one_line(tmp_path: Path) -> None:
