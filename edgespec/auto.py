@@ -110,16 +110,18 @@ def _decide(
     try:
         profiles = profile_llm(llm, effort=QUICK, progress=progress)
         plan = make_plan([profiles], asked=asked)
+        free = [kind for kind in kinds if kind in FREE_DRAFTS]
+        chosen, loaded = auto_options(options, plan, min(MOST_K, llm.most_k), free), llm.loaded
     except BaseException:
         llm.close()
         raise
     llm.forget()
-    free = [kind for kind in kinds if kind in FREE_DRAFTS]
-    chosen, loaded = auto_options(options, plan, min(MOST_K, llm.most_k), free), llm.loaded
     loaded.expected, loaded.plan = profiles.expected, plan.summary()
     for kind in [kind for kind in loaded.heads if kind not in chosen.drafts]:
         loaded.heads.pop(kind).close()
         loaded.bundles.pop(kind, None)
+    if "table" not in chosen.drafts:
+        loaded.table = None
     if loaded.draft_model is not None and "model" not in chosen.drafts:
         if isinstance(draft_model, (str, Path)):
             loaded.draft_model.close()
@@ -150,17 +152,18 @@ def auto_options(
     """`options` with the drafts and the schedule of the plan, under the adaptive controller.
 
     most: tokens that a round may draft here: exact rows hold fewer in a short context or on a narrow graph. The chosen
-    drafts go with those that run no model (`free`, which are loaded), unless the length is to be a fixed one. A length
-    or a controller that the user set stays.
+    drafts go with those that run no model (`free`, which are loaded) where the adaptive controller weighs them. A
+    length or a controller that the user set stays.
     """
     chosen, is_fixed = plan.chosen, options.controller == "fixed"
     drafts = [] if chosen.draft == "none" else chosen.draft.split(",")
-    if drafts and not is_fixed:
+    if drafts and options.controller in (None, "adaptive"):
         drafts = list(dict.fromkeys([*free, *drafts]))
     return replace(
         options,
         draft=",".join(drafts) or "none",
         schedule=chosen.schedule if drafts else None,
         controller=options.controller or "adaptive",
-        num_speculative_tokens=options.num_speculative_tokens or max(1, chosen.k if is_fixed else most),
+        num_speculative_tokens=options.num_speculative_tokens
+        or max(1, options.min_speculative_tokens, chosen.k if is_fixed else most),
     )

@@ -91,13 +91,22 @@ class LLM:
             create_verifier, self.options.verifier, lossy=self.options.lossy
         )
         self.probe: ProbeReport | None = exact_rows(self.target) if self.options.exact else None
-        if self.options.num_speculative_tokens is None and not self.options.tree:
-            k = max(1, min(self.options.depth, self.most_k))
-            self.options = dataclasses.replace(self.options, num_speculative_tokens=k)
+        self._settle_length()
         if self.options.drafts:
             self._check_length(self.options.most_drafted)
         self.slots = SlotPool(self.loaded, self.options, self.exact)
         self.steering = Steering(self.options, self.loaded)
+
+    def _settle_length(self) -> None:
+        """Put in the length that nobody set; a variant begins without one again."""
+        least, most = self.options.min_speculative_tokens, max(1, self.most_k)
+        self._has_length = self.options.num_speculative_tokens is not None
+        if self._has_length or self.options.tree:
+            return
+        if least > most and self.options.drafts:
+            raise ConfigError(f"min_speculative_tokens={least}: a round here holds up to {most} drafted tokens")
+        k = max(least, min(self.options.depth, most))
+        self.options = dataclasses.replace(self.options, num_speculative_tokens=k)
 
     def _check_length(self, k: int) -> None:
         """Raises ConfigError where a round cannot draft `k` tokens here."""
@@ -140,6 +149,8 @@ class LLM:
         other = object.__new__(LLM)
         if changes.get("draft") == "none":
             changes = {"tree": False, "schedule": "serial", **changes}
+        if not self._has_length:
+            changes = {"num_speculative_tokens": None, **changes}
         if not set(DRAFT_DRAFTS[self.options.draft_draft]) & set(changes.get("draft", self.options.draft).split(",")):
             changes = {"draft_draft": "none", **changes}
         other.options = dataclasses.replace(self.options, **changes)

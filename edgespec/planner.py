@@ -89,7 +89,7 @@ class Asked:
                     raise ConfigError(f"{name}={value!r} is not known: use {', '.join(values)}")
         if self.most is not None and self.most < 1:
             raise ConfigError(f"most={self.most}: it must be a whole number from 1 up")
-        if self.least > (most := MOST_K if self.most is None else self.most):
+        if self.least > (most := min(MOST_K, self.most or MOST_K)):
             raise ConfigError(
                 f"min_speculative_tokens={self.least}: a plan drafts up to {most} tokens a round; ask for fewer, or "
                 "allow more (num_speculative_tokens, --draft-max)"
@@ -112,14 +112,14 @@ class Asked:
         """The controller of candidates whose length is not fixed."""
         return self.controller if self.controller not in (None, "fixed") else "adaptive"
 
-    def obstacle(self, kinds: Sequence[str], controller: str, schedule: str, k: int) -> str | None:
-        """Why these are not what was asked for; None where they are."""
+    def obstacle(self, kinds: Sequence[str], controller: str, schedule: str, k: int, reach: int) -> str | None:
+        """Why these are not what was asked for; None where they are. reach: tokens that could be drafted at most."""
         if self.drafts is not None and not set(kinds) <= set(self.drafts):
             return f"draft={','.join(self.drafts) or 'none'!r} is asked for"
         for name, given in (("schedule", schedule), ("controller", controller)):
             if getattr(self, name) not in (None, given):
                 return f"{name}={getattr(self, name)!r} is asked for"
-        if self.most is not None and (k > self.most or (k < self.most and self.controller == "fixed")):
+        if self.most is not None and (k > self.most or (k < min(self.most, reach) and self.controller == "fixed")):
             return f"num_speculative_tokens={self.most} is asked for"
         return f"min_speculative_tokens={self.least} is asked for" if k < self.least else None
 
@@ -189,13 +189,14 @@ def make_plan(
     chosen = best if gain >= LEAST_GAIN else plain
     others = [c for c in able if (c.draft, c.schedule) != (chosen.draft, chosen.schedule)]
     rest = sorted((c for c in found if c.obstacle is not None), key=lambda c: _order(c, prefer))
+    obstacle = rest[0].obstacle if rest and all(c.draft == "none" for c in able) else None
     target = profiles[0].target
     return Plan(
         target.name,
         prefer,
         chosen,
         others[0] if others else None,
-        _reason(chosen, best, plain, prefer),
+        _reason(chosen, best, plain, prefer, obstacle),
         1.0 / _native_s(target),
         (*able, *rest),
     )
@@ -205,8 +206,11 @@ def _order(candidate: Candidate, prefer: str) -> float:
     return candidate.energy if prefer == "energy" else -candidate.tok_s
 
 
-def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str) -> str:
+def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, obstacle: str | None) -> str:
+    """obstacle: where no draft may be used, why not the one that would be best."""
     if chosen.draft == "none":
+        if obstacle is not None:
+            return f"no draft can be used: {obstacle}"
         if best.draft == "none":
             return "no draft is predicted to be faster than plain decoding here"
         return f"the best draft ({best.label}) is predicted at {best.tok_s / plain.tok_s:.2f}x of plain: not worth it"
@@ -235,6 +239,7 @@ class _Maker:
     memory_budget: int | None
     asked: Asked
     shared: Mapping[str, str]
+    free_bytes: Mapping[str, int]
 
     def make(
         self,
@@ -247,9 +252,12 @@ class _Maker:
     ) -> Candidate:
         target, plain = self.target, self.plain
         n_bytes = target.bytes + (draft.bytes if draft else 0)
+        n_bytes += sum(self.free_bytes.get(kind, 0) for kind in kinds.split(","))
         obstacle = None
         if kinds != "none":
-            obstacle = self.asked.obstacle(kinds.split(","), controller, schedule, k) or self._obstacle(draft, schedule)
+            reach = min(target.most_k, draft.most if draft else target.most_k)
+            obstacle = self.asked.obstacle(kinds.split(","), controller, schedule, k, reach)
+            obstacle = obstacle or self._obstacle(draft, schedule)
         if self.memory_budget is not None and n_bytes > self.memory_budget:
             obstacle = f"needs {_mb(n_bytes)}, the budget is {_mb(self.memory_budget)}"
         return Candidate(
@@ -283,14 +291,16 @@ class _Maker:
 
 
 def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> list[Candidate]:
-    target, drafts, free = profiles.target, profiles.drafts, tuple(profiles.free.values())
+    target, drafts = profiles.target, profiles.drafts
+    names = [kind for kind in asked.drafts or profiles.free if kind in profiles.free]
+    free = tuple(profiles.free[kind] for kind in names)
     most, steering = target.most_k, asked.steering
     longest, expected = min(most, asked.most or most), profiles.expected
     plain = replay(target, Mix())
-    maker = _Maker(target, plain, memory_budget, asked, profiles.shared)
+    maker = _Maker(target, plain, memory_budget, asked, profiles.shared, profiles.free_bytes)
     found = [maker.make("none", 0, plain)]
     for n in range(1, len(free) + 1):
-        kinds = ",".join([*profiles.free][:n])
+        kinds = ",".join(names[:n])
         found += [maker.make(kinds, k, replay(target, Mix({}, free[:n], k))) for k in range(1, most + 1)]
         mix = Mix({}, free[:n], longest, steering, asked.least, expected=expected)
         found.append(maker.make(kinds, longest, replay(target, mix), None, steering))
@@ -298,10 +308,10 @@ def _candidates(profiles: Profiles, memory_budget: int | None, asked: Asked) -> 
         scenarios = {k: _scenario(target, draft, k) for k in range(1, min(most, draft.most) + 1)}
         for k, scenario in scenarios.items():
             found += _fixed(maker, draft, k, scenario)
-        for is_mixed, name in itertools.product((True, False), SCHEDULES):
+        for is_mixed, name in itertools.product((True, False) if free else (False,), SCHEDULES):
             saved = _saved(scenarios) if name == "overlapped" else {}
             mix = Mix({draft.kind: draft}, free if is_mixed else (), longest, steering, asked.least, saved, expected)
-            kinds = ",".join([*(profiles.free if is_mixed else ()), draft.kind])
+            kinds = ",".join([*(names if is_mixed else ()), draft.kind])
             found.append(maker.make(kinds, longest, replay(target, mix), draft, steering, name))
     return found
 

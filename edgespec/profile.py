@@ -160,13 +160,15 @@ class DraftProfile:
 class Profiles:
     """What is known of one loaded target and its drafts. shared: kind -> what that draft takes from the target.
 
-    free: kind -> makes the drafter of a kind that runs no model. buckets: how often those were right (`rehearse`).
+    free: kind -> makes the drafter of a kind that runs no model. free_bytes: what of those takes memory. buckets:
+    how often those were right (`rehearse`).
     """
 
     target: TargetProfile
     drafts: dict[str, DraftProfile] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     free: Mapping[str, Callable[[], Drafter]] = field(default_factory=lambda: {"ngram": NgramDrafter}, compare=False)
+    free_bytes: dict[str, int] = field(default_factory=dict)
     buckets: dict[tuple[str, int], tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -219,6 +221,8 @@ def profile_llm(
     texts_key = hashlib.sha256(repr(found.texts).encode()).hexdigest()[:12]
     free = _free_drafts(llm)
     profiles = Profiles(found, free=free, buckets=rehearse(found.texts, free.values()))
+    if llm.loaded.table is not None:
+        profiles.free_bytes["table"] = llm.loaded.table.n_bytes
     for kind in llm.working_drafts:
         if kind in FREE_DRAFTS:
             continue  # it costs nothing, and what it yields is replayed on the texts

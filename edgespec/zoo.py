@@ -17,7 +17,7 @@ from edgespec.config import cache_dir
 from edgespec.conversions import bundle_path, is_bundle, make_bundle, plain_name
 from edgespec.downloads import Progress, file_sha256, lock
 from edgespec.draft.table import NgramTable, is_table, read_facts
-from edgespec.errors import IncompatibleError
+from edgespec.errors import ConfigError, IncompatibleError
 from edgespec.options import BUNDLED_DRAFTS
 from edgespec.types import ModelInfo
 from edgespec.zoo_config import CONFIG, WEIGHTS, ZooConfig, is_draft_folder, read_config
@@ -138,7 +138,14 @@ def find_table(info: ModelInfo | BundleInfo) -> Path | None:
     root = zoo_dir()
     folders = [path / TABLE for path in sorted(root.iterdir()) if is_table(path / TABLE)] if root.is_dir() else []
     folders.sort(key=lambda folder: folder.parent.name != info.name)
-    return next((folder for folder in folders if _is_of(read_facts(folder), info, is_known=True)), None)
+    for folder in folders:
+        try:
+            facts = read_facts(folder)
+        except ConfigError:  # said where that one is asked for
+            continue
+        if facts.get("tokenizer_hash") is not None and facts["tokenizer_hash"] == info.tokenizer_hash:
+            return folder
+    return None
 
 
 def open_table(info: ModelInfo, given: Path | None = None) -> NgramTable:
@@ -150,19 +157,14 @@ def open_table(info: ModelInfo, given: Path | None = None) -> NgramTable:
             "as draft_model (--draft-model), or use draft='ngram' (--draft ngram)"
         )
     table = NgramTable.read(folder)
-    if not _is_of(table.facts, info):
+    theirs, ours = table.tokenizer_hash, info.tokenizer_hash
+    is_same = table.n_vocab <= info.n_vocab if theirs is None or ours is None else theirs == ours
+    if not is_same or table.largest >= info.n_vocab:
         raise IncompatibleError(
             f"{folder} was counted on another tokenizer's texts ({table.n_vocab:,} tokens) than that of {info.name} "
             f"({info.n_vocab:,}): count one with `edgespec train table`, or use draft='ngram' (--draft ngram)"
         )
     return table
-
-
-def _is_of(facts: Mapping[str, Any], info: ModelInfo | BundleInfo, *, is_known: bool = False) -> bool:
-    """Whether a table is over the tokens of that target. is_known: both have to say which these are."""
-    theirs, ours = facts.get("tokenizer_hash"), info.tokenizer_hash
-    is_same = theirs == ours if is_known else theirs is None or ours is None or theirs == ours
-    return is_same and int(facts["n_vocab"]) <= info.n_vocab
 
 
 def check_fits(kind: str, needs: Mapping[str, Any], target: Bundle) -> None:

@@ -10,7 +10,7 @@ import click
 from edgespec.cli.console import print_json
 from edgespec.cli.options import json_option
 from edgespec.cli.train_common import FORCE, MODEL, THREADS, bar, check_package, commands, find_target
-from edgespec.draft.table import CONFIG, ENTRIES, MOST_ORDER
+from edgespec.draft.table import CONFIG, MOST_ORDER
 from edgespec.errors import ConfigError
 
 __all__ = ["command"]
@@ -47,8 +47,6 @@ def command(**values: Any) -> None:
         raise ConfigError(f"{out} holds a draft already: --force replaces it")
     Corpus.join([Corpus.load(path) for path in values["corpora"]])  # a mistake is said before anything is downloaded
     target = find_target(values, needs_weights=False)
-    for name in (CONFIG, ENTRIES, "README.md") if values["force"] else ():
-        (out / name).unlink(missing_ok=True)
     request = TableRequest(
         target=target,
         corpora=values["corpora"],

@@ -26,7 +26,7 @@ __all__ = ["CONFIG", "ENTRIES", "MOST_ORDER", "NgramTable", "TableDrafter", "con
 FORMAT, VERSION = "edgespec-table", 1
 CONFIG, ENTRIES = "config.json", "table.npy"
 MOST_ORDER = 8  # tokens of a context
-MOST_BYTES = 256 << 20
+MOST_BYTES = 16 << 20  # two million entries, which take 0.3 GB in memory
 MOST_CONFIG_BYTES = 1 << 20
 FACTOR, MASK = 0x9E3779B1, 0xFFFFFFFF
 WHOLE = 255  # chances are kept in 1 / WHOLE
@@ -66,7 +66,7 @@ def is_table(folder: Path) -> bool:
 class NgramTable:
     """entries: a context's key -> chance << 32 | token. order: tokens of the longest context.
 
-    n_vocab, tokenizer_hash: of the targets that it is for. facts: config.json.
+    n_vocab, tokenizer_hash: of the targets that it is for. facts: config.json. largest: of its tokens.
     """
 
     entries: Mapping[int, int]
@@ -74,6 +74,7 @@ class NgramTable:
     n_vocab: int
     tokenizer_hash: str | None
     facts: Mapping[str, Any]
+    largest: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> NgramTable:
@@ -83,19 +84,21 @@ class NgramTable:
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise FormatError(f"{folder} must hold {ENTRIES}, of at most {MOST_BYTES} bytes.")
         try:
-            found = np.load(path, allow_pickle=False)
-        except (ValueError, OSError, EOFError, SyntaxError, MemoryError) as error:
+            with path.open("rb") as file:
+                found = np.lib.format.read_array(file, allow_pickle=False)
+        except Exception as error:  # whatever numpy finds wrong with a file that anyone may have made
             raise FormatError(f"{path} is no array of numpy: {error}.") from error
         if found.dtype != dtype or found.ndim != 1 or (len(found) and int(found["token"].max()) >= facts["n_vocab"]):
             raise FormatError(f"{path} must be rows of {dtype.descr} with tokens below {facts['n_vocab']}.")
         packed = (found["chance"].astype(np.int64) << 32) | found["token"]
         entries = dict(zip(found["context"].tolist(), packed.tolist(), strict=True))
-        return cls(entries, facts["order"], facts["n_vocab"], facts.get("tokenizer_hash"), facts)
+        largest = int(found["token"].max()) if len(found) else 0
+        return cls(entries, facts["order"], facts["n_vocab"], facts.get("tokenizer_hash"), facts, largest)
 
     @property
     def n_bytes(self) -> int:
         """About what it takes in memory: a dictionary of numbers."""
-        return 100 * len(self.entries)
+        return 150 * len(self.entries)
 
     def guess(self, tokens: Sequence[int]) -> tuple[int, float] | None:
         """The likeliest token after these and its chance, by the surest of the contexts that are known; None."""

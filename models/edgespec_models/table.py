@@ -6,6 +6,7 @@ Owns the counting and the writing of a table's folder; reading it is `edgespec.d
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +69,16 @@ def make_table(request: TableRequest, progress: Progress | None = None) -> dict[
             "license": request.target.license,
         },
     }
-    write_table(request.out, entries, facts)
     if progress is not None:
         progress("measuring acceptance", 0, None)
-    found = measure(
-        request.target.folder, request.out, "table", prompts, k=DRAFTED, max_tokens=TOKENS, settings=tuple(SETTINGS),
-        threads=request.target.threads,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(
+        prefix="edgespec-table-"
+    ) as folder:  # nothing half-made takes the place of another
+        write_table(Path(folder), entries, facts)
+        found = measure(
+            request.target.folder, Path(folder), "table", prompts, k=DRAFTED, max_tokens=TOKENS,
+            settings=tuple(SETTINGS), threads=request.target.threads,
+        )  # fmt: skip
     first, *others = SETTINGS
     facts["acceptance"] = {**found[first], "setting": first, **{name: found[name] for name in others}}
     config = write_table(request.out, entries, facts)
@@ -93,7 +97,7 @@ def count_table(
     tokens = tokens.astype(np.int64)
     known = np.zeros(tokens.shape, np.float64)  # the best chance by shorter contexts, at every place
     found: list[tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64]]] = []
-    for n in range(1, order + 1):
+    for n in range(1, min(order, tokens.shape[1] - 1) + 1):
         keys, following = context_keys(tokens, n)[:, :-1], tokens[:, n:]
         place = np.flatnonzero(assistant[:, n:].ravel())
         contexts, nexts, chances, totals, first = _count(keys.ravel()[place], following.ravel()[place])
@@ -112,14 +116,15 @@ def count_table(
 
 def _count(keys: Ints, following: Ints) -> tuple[Ints, Ints, NDArray[np.float64], NDArray[np.float64], Ints]:
     """(contexts, what follows most often, its chance, how often the context was there, where it was first)."""
-    pairs, first, counts = np.unique(keys << 32 | following, return_index=True, return_counts=True)
-    order = np.lexsort((following[first], -counts, pairs >> 32))
-    pairs, first, counts = pairs[order], first[order], counts[order]
-    contexts, starts = np.unique(pairs >> 32, return_index=True)
+    packed = keys.astype(np.uint64) << np.uint64(32) | following.astype(np.uint64)
+    _pairs, first, counts = np.unique(packed, return_index=True, return_counts=True)
+    order = np.lexsort((following[first], -counts, keys[first]))
+    first, counts = first[order], counts[order]
+    contexts, starts = np.unique(keys[first], return_index=True)
     totals = np.add.reduceat(counts, starts) if len(starts) else counts
     chances = counts[starts] / (totals + UNSEEN)
     seen = counts[starts] >= LEAST_SEEN
-    nexts = pairs[starts] & 0xFFFFFFFF
+    nexts = following[first[starts]]
     return contexts[seen], nexts[seen], chances[seen], totals[seen].astype(np.float64), first[starts][seen]
 
 

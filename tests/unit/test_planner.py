@@ -104,6 +104,7 @@ def test_the_schedule_that_is_asked_for_is_the_only_one() -> None:
             {"fixed", "adaptive"},
             {0, 2},
         ),
+        (Asked(drafts=("model", "ngram"), most=12, controller="fixed"), {"none", "ngram", "model"}, {"fixed"}, {0, 8}),
         (Asked(most=3, controller="fixed"), {"none", "ngram", "model"}, {"fixed"}, {0, 3}),
         (Asked(least=6), {"none", "ngram", "model", "ngram,model"}, {"fixed", "adaptive"}, {0, 6, 7, 8}),
         (Asked(controller="window"), {"none", "ngram", "model", "ngram,model"}, {"fixed", "window"}, {0, 8}),
@@ -139,11 +140,22 @@ def test_a_least_length_holds_in_the_prediction_too() -> None:
         ({"most": 0}, "most=0"),
         ({"least": 9}, "min_speculative_tokens=9: a plan drafts up to 8 tokens a round"),
         ({"least": 4, "most": 3}, "min_speculative_tokens=4: a plan drafts up to 3"),
+        ({"least": 9, "most": 12}, "min_speculative_tokens=9: a plan drafts up to 8"),
     ],
 )
 def test_what_nobody_can_ask_for(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Asked(**fields)
+
+
+def test_a_reason_names_what_leaves_no_draft() -> None:
+    for asked, words in (
+        (Asked(drafts=()), "draft='none' is asked for"),
+        (Asked(drafts=("eagle",)), "draft='eagle' is asked"),
+    ):
+        found = plan(target(0.05), draft((0.8,), 0.05), asked=asked)
+        assert found.chosen.draft == "none"
+        assert f"no draft can be used: {words}" in found.reason
 
 
 def test_there_is_no_plan_of_nothing() -> None:

@@ -309,6 +309,20 @@ def test_a_fixed_length_under_auto_is_the_plans(tmp_path: Path) -> None:
         LLM(target, draft="auto", draft_model=draft, exact=False, min_speculative_tokens=9)
 
 
+def test_a_variant_begins_without_a_length_again() -> None:
+    with LLM(slow_table(10.0, 0.1), draft="ngram") as llm:
+        assert llm.options.num_speculative_tokens == 3
+        assert llm.variant(min_speculative_tokens=5).options.num_speculative_tokens == 5
+        assert llm.variant(num_speculative_tokens=2).variant(exact=False).options.num_speculative_tokens == 2
+    with pytest.raises(ConfigError, match="min_speculative_tokens=5: a round here holds up to 1 drafted tokens"):
+        LLM(slow_table(10.0, 0.1, n_ctx=4), draft="ngram", min_speculative_tokens=5)
+
+
+def test_a_fixed_length_of_auto_is_no_less_than_the_fewest() -> None:
+    with LLM(slow_table(1.0, 5.0), draft="auto", controller="fixed", min_speculative_tokens=2, exact=False) as llm:
+        assert llm.options.draft == "none"
+
+
 @pytest.mark.parametrize("prompts", [[], [[]], [[1], []]])
 def test_there_is_no_calibration_on_nothing(prompts: list[list[int]]) -> None:
     llm = LLM(slow_table(10.0, 1.0), draft="ngram", exact=False)

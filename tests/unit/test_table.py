@@ -83,6 +83,28 @@ def test_keys_are_those_that_a_guess_looks_up() -> None:
             assert table.guess(tokens[: start + order]) == (7, pytest.approx(200 / WHOLE))
 
 
+def test_no_context_is_kept_that_says_no_more_than_a_shorter_one() -> None:
+    """Keys of 2**31 and above were negative where chances are looked up: half of the longer contexts were in vain."""
+    dice = np.random.default_rng(2)
+    tokens = np.minimum(dice.integers(0, 40, (30, 60)), dice.integers(0, 40, (30, 60)))
+    everywhere = np.ones(tokens.shape, bool)
+    entries = {int(e["context"]): int(e["chance"]) for e in count_table(tokens, everywhere, 3, 40, 10_000)}
+    kept = 0
+    for row in tokens:
+        for end in range(3, len(row)):
+            keys = [int(context_keys(row[end - n : end], n)[0]) for n in (1, 2, 3)]
+            known = [entries[key] for key in keys if key in entries]
+            assert known == sorted(set(known)), "each longer one that is kept is surer"
+            kept += len(known) > 1
+    assert kept > 100
+    assert max(entries) >= 1 << 31
+
+
+def test_rows_shorter_than_the_longest_context_are_counted() -> None:
+    tokens = np.array([[1, 2, 1]] * 3)
+    assert len(count_table(tokens, np.ones(tokens.shape, bool), 8, 3, 100)) == 2
+
+
 def test_of_too_many_entries_the_most_useful_stay() -> None:
     tokens = np.array([[1, 2] * 20 + [3, 4] * 2 + [3, 4]])
     entries = count_table(tokens, np.ones(tokens.shape, bool), 1, 6, 2)
@@ -167,7 +189,24 @@ def test_a_config_that_is_wrong_is_named(changes: dict[str, Any], message: str, 
         NgramTable.read(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"no array", b"\x93NUMPY\x01\x00\xff\xff", None], ids=str)
+HEAD = b"\x93NUMPY\x01\x00"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no array",
+        HEAD + b"\xff\xff",
+        b"PK\x03\x04 is no archive",
+        HEAD + b"\x10\x00((((((((((((((((",
+        HEAD + b"\x06\x00{[]:1}",
+        HEAD + b"\x3e\x00" + b"{'descr': '<u4', 'fortran_order': False, 'shape': (" + b"9" * 9 + b"00,)}",
+        HEAD + b"\x50\x00" + (b"{'descr': '<u4', 'fortran_order': False, 'shape': (" + b"9" * 24 + b",)}").ljust(80),
+        None,
+    ],
+    ids=str,
+)
 def test_entries_that_cannot_be_read_are_named(content: bytes | None, tmp_path: Path) -> None:
     write_table_of(tmp_path, TEXT, 6)
     path = tmp_path / "table.npy"
@@ -176,6 +215,14 @@ def test_entries_that_cannot_be_read_are_named(content: bytes | None, tmp_path: 
         NgramTable.read(tmp_path)
     with pytest.raises(EdgeSpecError, match=r"table\.npy"):
         LLM(TableModel(6), draft="table", draft_model=tmp_path)
+
+
+def test_archives_of_arrays_are_not_read(tmp_path: Path) -> None:
+    write_table_of(tmp_path, TEXT, 6)
+    with (tmp_path / "table.npy").open("wb") as file:
+        np.savez(file, np.zeros(3))
+    with pytest.raises(EdgeSpecError, match=r"table\.npy"):
+        NgramTable.read(tmp_path)
 
 
 def test_pickles_are_not_read(tmp_path: Path) -> None:
@@ -235,7 +282,8 @@ def test_a_plan_weighs_the_table_on_the_calibration_texts(tmp_path: Path) -> Non
     assert list(profiles.drafts) == []
     assert {c.draft for c in plan.candidates} == {"none", "ngram", "ngram,table"}
     assert plan.chosen.draft == "ngram,table"
-    assert plan.chosen.bytes == profiles.target.bytes
+    assert llm.loaded.table is not None
+    assert plan.chosen.bytes == profiles.target.bytes + llm.loaded.table.n_bytes
     with LLM(target, draft="auto", draft_model=folder, exact=False) as llm:
         assert llm.options.draft == "ngram,table"
 
