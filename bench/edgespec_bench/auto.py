@@ -103,13 +103,13 @@ def _sides(llm: LLM, plan: Plan, options: AutoOptions) -> Iterator[dict[str, LLM
 
 
 def _wanted(plan: Plan, ks: Sequence[int]) -> list[Candidate]:
-    """Plain with the same rows, every draft at the fixed lengths, and every adaptive mix."""
+    """Plain with the same rows, every draft at the fixed lengths, every adaptive mix, and what the plan chose."""
     return [
         c
         for c in plan.candidates
         if c.schedule == "serial"
         and c.obstacle is None
-        and (c.draft == "none" or c.controller == "adaptive" or c.k in ks)
+        and (c.draft == "none" or c.controller == "adaptive" or c.k in ks or c == plan.chosen)
     ]
 
 

@@ -71,6 +71,16 @@ def test_standard_costs_leave_what_was_decided_and_accepted() -> None:
     assert standard_paces({"plain": [plain]}) == {"plain": [Pace(1, 3.5)]}
 
 
+def test_what_the_plan_chose_is_measured_whatever_its_length() -> None:
+    """A chosen length that is not among those asked for had no figure, and a run of ten minutes ended in a traceback."""
+    found = plan(
+        target(0.05), draft((0.9,) * 8, 0.0), asked=Asked(drafts=("model",), controller="fixed", schedule="serial")
+    )
+    assert found.chosen.controller == "fixed"
+    assert found.chosen.k > 2
+    assert found.chosen in auto._wanted(found, (1, 2))
+
+
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
         auto.AutoOptions(n_prompts=1)
