@@ -91,7 +91,8 @@ def _sides(llm: LLM, plan: Plan, options: AutoOptions) -> Iterator[dict[str, LLM
     with ExitStack() as stack:
         sides = {PLAIN: stack.enter_context(llm.native_plain())}
         free = [kind for kind in llm.options.drafts if kind in FREE_DRAFTS]
-        chosen = auto_options(replace(llm.options, draft="auto"), plan, free=free)
+        unset = replace(llm.options, draft="auto", num_speculative_tokens=None)  # as if nobody had named a length
+        chosen = auto_options(unset, plan, free=free)
         changes = {name: getattr(chosen, name) for name in ("draft", "controller", "num_speculative_tokens")}
         sides[AUTO] = llm.variant(**changes)
         for c in _wanted(plan, options.ks):
