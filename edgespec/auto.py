@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["PLANNED", "auto_options", "candidate_kinds", "is_plannable", "open_models"]
 
 MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes a second or two
-DRAFT = "draft"
 PLANNED = ("schedule", "controller", "num_speculative_tokens", "min_speculative_tokens")  # options that a plan takes
 OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft_p_min")
 Progress = Callable[..., None]
@@ -96,7 +95,7 @@ def _decide(
     folder = resolve(model, progress=progress, runtime=runtime) if isinstance(model, (str, Path)) else None
     kinds = _kinds(folder, draft_model, options)
     asked = Asked.by(options)
-    fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in (DRAFT, *PLANNED)}
+    fields = {name: getattr(options, name) for name in EngineOptions.names() if name not in ("draft", *PLANNED)}
     if set(kinds) <= {*FREE_DRAFTS}:
         fields.update({name: EngineOptions.__dataclass_fields__[name].default for name in OF_DRAFT_MODELS})
     llm = LLM(

@@ -17,7 +17,7 @@ from edgespec.bundle import DRAFT_KINDS
 from edgespec.config import nearest
 from edgespec.errors import ConfigError
 
-__all__ = ["CONFIG", "FORMAT", "VERSION", "WEIGHTS", "ZooConfig", "is_draft_folder", "read_config"]
+__all__ = ["CONFIG", "FORMAT", "VERSION", "WEIGHTS", "ZooConfig", "declared_format", "is_draft_folder", "read_config"]
 
 FORMAT, VERSION = "edgespec-draft", 1
 CONFIG, WEIGHTS = "config.json", "weights.safetensors"
@@ -68,13 +68,19 @@ class ZooConfig:
 
 def is_draft_folder(path: Path) -> bool:
     """Whether `path` holds trained draft weights that are no bundle yet."""
-    if not (path / CONFIG).is_file() or (path / CONFIG).stat().st_size > _MAX_CONFIG_BYTES:
-        return False
+    return bool(declared_format(path) == FORMAT)
+
+
+def declared_format(folder: Path) -> Any:
+    """What config.json in `folder` names as its format; None where there is none that can be read."""
+    path = folder / CONFIG
+    if not path.is_file() or path.stat().st_size > _MAX_CONFIG_BYTES:
+        return None
     try:
-        fields = json.loads((path / CONFIG).read_bytes())
+        fields = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("format") == FORMAT
+        return None
+    return fields.get("format") if isinstance(fields, dict) else None
 
 
 def read_config(folder: Path) -> ZooConfig:

@@ -10,8 +10,9 @@ import click
 from edgespec.cli.console import print_json
 from edgespec.cli.options import json_option
 from edgespec.cli.train_common import FORCE, MODEL, THREADS, bar, check_package, commands, find_target
-from edgespec.draft.table import CONFIG, MOST_ORDER
+from edgespec.draft.table import MOST_ORDER
 from edgespec.errors import ConfigError
+from edgespec.zoo_config import CONFIG
 
 __all__ = ["command"]
 

@@ -19,15 +19,15 @@ from edgespec.draft.base import DraftSetup
 from edgespec.draft.track import AcceptanceTrack
 from edgespec.errors import ConfigError, FormatError
 from edgespec.types import DraftContext, FloatArray, Offer, Proposal
+from edgespec.zoo_config import CONFIG, declared_format
 
-__all__ = ["CONFIG", "ENTRIES", "MOST_ORDER", "NgramTable", "TableDrafter", "context_keys", "entry_type", "is_table",
+__all__ = ["ENTRIES", "MOST_ORDER", "NgramTable", "TableDrafter", "context_keys", "entry_type", "is_table",
            "read_facts"]  # fmt: skip
 
 FORMAT, VERSION = "edgespec-table", 1
-CONFIG, ENTRIES = "config.json", "table.npy"
+ENTRIES = "table.npy"
 MOST_ORDER = 8  # tokens of a context
 MOST_BYTES = 16 << 20  # two million entries, which take 0.3 GB in memory
-MOST_CONFIG_BYTES = 1 << 20
 FACTOR, MASK = 0x9E3779B1, 0xFFFFFFFF
 WHOLE = 255  # chances are kept in 1 / WHOLE
 MOST_TOKENS = 4  # of a proposal: beyond, hardly any survives
@@ -53,13 +53,7 @@ def entry_type(n_vocab: int) -> np.dtype[Any]:
 
 def is_table(folder: Path) -> bool:
     """Whether `folder` holds a table."""
-    if not (folder / CONFIG).is_file() or (folder / CONFIG).stat().st_size > MOST_CONFIG_BYTES:
-        return False
-    try:
-        fields = json.loads((folder / CONFIG).read_bytes())
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.get("format") == FORMAT
+    return bool(declared_format(folder) == FORMAT)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.draft.table import CONFIG, ENTRIES, FORMAT, VERSION, WHOLE, context_keys, entry_type
+from edgespec.draft.table import ENTRIES, FORMAT, VERSION, WHOLE, context_keys, entry_type
+from edgespec.zoo_config import CONFIG
 from edgespec_models.acceptance import SETTINGS, held_out_prompts, measure
 from edgespec_models.corpus import Corpus
 
@@ -71,9 +72,8 @@ def make_table(request: TableRequest, progress: Progress | None = None) -> dict[
     }
     if progress is not None:
         progress("measuring acceptance", 0, None)
-    with tempfile.TemporaryDirectory(
-        prefix="edgespec-table-"
-    ) as folder:  # nothing half-made takes the place of another
+    with tempfile.TemporaryDirectory(prefix="edgespec-table-") as folder:
+        # nothing half-made takes the place of another table
         write_table(Path(folder), entries, facts)
         found = measure(
             request.target.folder, Path(folder), "table", prompts, k=DRAFTED, max_tokens=TOKENS,

@@ -49,11 +49,11 @@ def own_sides(folder: Path) -> tuple[Side, ...]:
     """Of a model folder, plain first. What needs a trained draft is there for the drafts that fit."""
     from edgespec.auto import candidate_kinds
 
-    trained = [kind for kind in candidate_kinds(folder) if kind not in FREE_DRAFTS]
+    kinds = candidate_kinds(folder)
     sides = [find_side(NATIVE), find_side("edgespec/exact-plain"), find_side("edgespec/ngram-3")]
-    if "table" in candidate_kinds(folder):
+    if "table" in kinds:
         sides.append(find_side("edgespec/ngram,table-3"))
-    for kind in trained:
+    for kind in (kind for kind in kinds if kind not in FREE_DRAFTS):
         sides.append(edgespec_side(f"{kind}-2", "speculative", draft=kind, num_speculative_tokens=2))
         sides.append(edgespec_side(f"ngram,{kind}-2", "speculative", draft=f"ngram,{kind}", num_speculative_tokens=2))
     sides.append(edgespec_side("auto", "speculative", "what the plan chooses for this machine", draft="auto"))
