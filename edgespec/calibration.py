@@ -29,7 +29,8 @@ CONTEXTS = (64, 1024)  # cached tokens
 PROMPTS = (
     "Why do leaves change colour in autumn?",
     "Write a Python function that counts the vowels of a word, with a docstring.",
-    "Write this list again with every word in capitals: apples, pears, plums, cherries, grapes, figs, dates, limes.",
+    "Correct the spelling of this text and change nothing else: The old bridge over the river was closd last winter. "
+    "Every morning the children had to walk to the next one, and many of them came to shool too late.",
     "Give me a JSON list of three animals, each with a name, a colour and the number of its legs.",
 )
 
@@ -73,10 +74,10 @@ QUICK = Effort(
     contexts=(64, 512),
     repeats=5,
     budget_s=0.5,
-    n_tokens=40,
-    n_prompts=3,
+    n_tokens=80,
+    n_prompts=4,
     depths=(1, 4),
-    texts_s=3.0,
+    texts_s=5.0,
 )
 
 

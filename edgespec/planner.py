@@ -24,6 +24,7 @@ from edgespec.sim import SCHEDULES, Scenario, predict
 __all__ = ["ENERGY_SHARES", "MOST_K", "PREFERENCES", "Asked", "Candidate", "Plan", "make_plan", "scenario_json"]
 
 LEAST_GAIN = 1.03  # over plain decoding; less is within what costs vary by
+MODEL_GAIN = 1.05  # of a draft with weights over the best without: acceptance in a few short texts is no surer
 PREFERENCES = ("speed", "energy")
 # Energy of a plain step by its causes, where nothing measures it: what runs as long as the step, reading the weights,
 # computing the rows. Assumed (the orders of magnitude of PAPERS on DRAM and int4 arithmetic), never measured here.
@@ -184,9 +185,8 @@ def make_plan(
             f"{_mb(least.bytes)} ({least.label}); allow more, or load with a smaller context (-c)"
         )
     plain = min((c for c in able if c.draft == "none"), key=lambda c: _order(c, prefer))
-    best = able[0]
-    gain = plain.energy / best.energy if prefer == "energy" else best.tok_s / plain.tok_s
-    chosen = best if gain >= LEAST_GAIN else plain
+    best = _lightest(able, prefer)
+    chosen = best if _gain(best, plain, prefer) >= LEAST_GAIN else plain
     others = [c for c in able if (c.draft, c.schedule) != (chosen.draft, chosen.schedule)]
     rest = sorted((c for c in found if c.obstacle is not None), key=lambda c: _order(c, prefer))
     obstacle = rest[0].obstacle if rest and all(c.draft == "none" for c in able) else None
@@ -196,7 +196,7 @@ def make_plan(
         prefer,
         chosen,
         others[0] if others else None,
-        _reason(chosen, best, plain, prefer, obstacle),
+        _reason(chosen, able[0], plain, prefer, obstacle) + _passed_over(chosen, able[0]),
         1.0 / _native_s(target),
         (*able, *rest),
     )
@@ -204,6 +204,16 @@ def make_plan(
 
 def _order(candidate: Candidate, prefer: str) -> float:
     return candidate.energy if prefer == "energy" else -candidate.tok_s
+
+
+def _gain(candidate: Candidate, over: Candidate, prefer: str) -> float:
+    return over.energy / candidate.energy if prefer == "energy" else candidate.tok_s / over.tok_s
+
+
+def _lightest(able: Sequence[Candidate], prefer: str) -> Candidate:
+    """The best of them, or the best that loads no draft with weights where those hardly gain. able: the best first."""
+    light = next(c for c in able if c.draft_device is None)  # plain decoding is always there
+    return able[0] if _gain(able[0], light, prefer) >= MODEL_GAIN else light
 
 
 def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, obstacle: str | None) -> str:
@@ -220,6 +230,13 @@ def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, o
         else (f"{chosen.tok_s / plain.tok_s:.2f}x of plain")
     )
     return f"{what} predicted, {chosen.tokens_per_round:.2f} tokens a round"
+
+
+def _passed_over(chosen: Candidate, fastest: Candidate) -> str:
+    """Why it is not the fastest; empty where it is, or where nothing is drafted."""
+    if chosen is fastest or chosen.draft == "none":
+        return ""
+    return f"; {fastest.label} is not predicted to gain what its weights are worth"
 
 
 def _mb(n_bytes: int) -> str:

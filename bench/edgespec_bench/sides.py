@@ -33,12 +33,10 @@ _OWN = (
         draft="ngram,table",
         num_speculative_tokens=3,
     ),
+    edgespec_side("ngram,table-5", "speculative", "the same, longer", draft="ngram,table", num_speculative_tokens=5),
     edgespec_side("eagle-2", "speculative", "the trained draft that ships", draft="eagle", num_speculative_tokens=2),
     edgespec_side(
-        "ngram,eagle-1", "speculative", "n-grams first, else EAGLE", draft="ngram,eagle", num_speculative_tokens=1
-    ),
-    edgespec_side(
-        "ngram,eagle-3", "speculative", "the same, longer chains", draft="ngram,eagle", num_speculative_tokens=3
+        "ngram,eagle-3", "speculative", "n-grams first, else EAGLE", draft="ngram,eagle", num_speculative_tokens=3
     ),
     edgespec_side("auto", "speculative", "what the plan chooses for this machine", draft="auto"),
 )

@@ -41,6 +41,26 @@ def test_a_text_that_copies_itself_is_for_n_grams() -> None:
     assert plan(target(0.1), draft((0.3,), 0.2)).chosen.tok_s < 1.1
 
 
+def test_a_draft_with_weights_must_gain_more_than_estimates_are_out() -> None:
+    """One token in ten is right, and drafting is free: 4 % are gained where a row costs 0.058, 7 % where 0.028."""
+    chance = 0.1
+    for a_row, chosen in ((0.058, "none"), (0.028, "model")):
+        found = plan(target(a_row), draft((chance, 0.0), 0.0))
+        assert found.candidates[0].draft == "model"
+        assert found.candidates[0].speedup == pytest.approx((1 + chance) / (1 + a_row))
+        assert found.chosen.draft == chosen
+    assert "1.04x of plain" in plan(target(0.058), draft((chance, 0.0), 0.0)).reason
+
+
+def test_n_grams_are_kept_where_a_model_hardly_gains_on_them() -> None:
+    copied, model = target(0.1, COPIED_TEXT), draft((0.999,) * 8, 0.036, contention=(9.0, 9.0))
+    found = plan(copied, model)
+    free = max((c for c in found.candidates if c.draft == "ngram"), key=lambda c: c.tok_s)
+    assert free.tok_s < found.candidates[0].tok_s < 1.05 * free.tok_s
+    assert found.chosen == free
+    assert found.reason.endswith(f"; {found.candidates[0].label} is not predicted to gain what its weights are worth")
+
+
 def test_steps_are_kept() -> None:
     """Rows 2 to 4 cost the same: k = 3 is best although acceptance falls; a fitted line would say k = 1."""
     rows = table(n1=1.0, n2=1.5, n3=1.5, n4=1.5, n5=3.0, n6=3.0, n7=3.0, n8=3.0)

@@ -16,6 +16,7 @@ from line_server import Recorder, serve
 
 import edgespec
 from edgespec import LLM, SamplingParams
+from edgespec.draft.base import FREE_DRAFTS
 from edgespec.options import AUTO
 from edgespec.pairs import ensure
 from edgespec.stats import RunStats
@@ -34,7 +35,7 @@ class EdgeSpec:
         groups: dict[Any, dict[str, dict[str, Any]]] = {}
         for name, options in settings.items():
             if name not in planned:
-                key = (_kinds(options) <= {"ngram"}, options.get("draft_model"))
+                key = (_kinds(options) <= {*FREE_DRAFTS}, options.get("draft_model"))
                 groups.setdefault(key, {})[name] = options
         self._variants: dict[str, LLM] = {}
         for group in groups.values():
