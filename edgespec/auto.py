@@ -107,6 +107,8 @@ def _decide(
         **fields,
     )
     try:
+        if "table" not in kinds and zoo.find_table(llm.target.info):  # of what is no bundle known once it is loaded
+            kinds, llm.loaded.table = [*kinds, "table"], zoo.open_table(llm.target.info)
         profiles = profile_llm(llm, effort=QUICK, progress=progress)
         plan = make_plan([profiles], asked=asked)
         free = [kind for kind in kinds if kind in FREE_DRAFTS]

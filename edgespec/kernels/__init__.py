@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from edgespec.config import cache_dir
 from edgespec.cpu import cpu_identity, read_topology
@@ -37,12 +38,19 @@ def source_hash() -> str:
 
 
 @cache
-def obstacle() -> str | None:
-    """Why these kernels are not the choice here where none is named; None where they are."""
+def obstacle(*, is_trial: bool = False) -> str | None:
+    """Why these kernels are not the choice here where none is named; None where they are.
+
+    is_trial: to know it and no more; what is compiled for that is thrown away.
+    """
     if NEEDED not in read_topology().features:
         return f"this CPU has no {NEEDED}"
     try:
-        library()
+        if not is_trial:
+            library()
+        elif not _place().path.is_file():
+            with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as folder:
+                library(folder=Path(folder))
     except (EdgeSpecError, OSError) as error:
         return str(error)
     return None
@@ -54,16 +62,7 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
     extra: further compiler flags. folder: where it is kept; None for the cache. Raises MissingDependencyError where
     there is no C compiler, BackendError where it fails or the folder cannot be written.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise MissingDependencyError(
-            f"edgespec's kernels need a C compiler once ({', '.join(COMPILERS)}) and none is on the PATH: install one, "
-            "or use onnxruntime's (--device-option kernels=onnxruntime)"
-        )
-    stat = os.stat(compiler)
-    made_by = f"{compiler} {stat.st_size} {stat.st_mtime_ns} {cpu_identity()} {[*FLAGS, *extra]}"
-    name = f"operators-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
-    path = (folder or cache_dir() / "kernels") / name
+    compiler, path = _place(extra, folder)
     if not path.is_file():
         try:
             with lock(path.parent / "lock"):
@@ -75,6 +74,26 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
                 "writable (EDGESPEC_HOME), or use onnxruntime's (--device-option kernels=onnxruntime)"
             ) from error
     return path
+
+
+class _Place(NamedTuple):
+    """The compiler, and the library that it makes, or has made."""
+
+    compiler: str
+    path: Path
+
+
+def _place(extra: Sequence[str] = (), folder: Path | None = None) -> _Place:
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise MissingDependencyError(
+            f"edgespec's kernels need a C compiler once ({', '.join(COMPILERS)}) and none is on the PATH: install one, "
+            "or use onnxruntime's (--device-option kernels=onnxruntime)"
+        )
+    stat = os.stat(compiler)
+    made_by = f"{compiler} {stat.st_size} {stat.st_mtime_ns} {cpu_identity()} {[*FLAGS, *extra]}"
+    name = f"operators-{source_hash()}-{hashlib.sha256(made_by.encode()).hexdigest()[:12]}.so"
+    return _Place(compiler, (folder or cache_dir() / "kernels") / name)
 
 
 def _compile(compiler: str, flags: Sequence[str], path: Path) -> None:

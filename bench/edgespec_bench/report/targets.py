@@ -85,11 +85,14 @@ def _of(comparison: Comparison | None, missing: str, bound: str = "", more: str 
 
 
 def _plain_vs_peer(figures: Figures) -> Measured:
-    """One row a step against the fastest plain peer of the same bits, whose KLD must be no better: `how` tells."""
-    ours = NATIVE
+    """One row a step against the fastest plain peer of the same bits, whose KLD must be no better: `how` tells.
+
+    On prompts of all kinds: what a step costs hardly depends on them, and ten prompts of one kind are few on a machine
+    whose memory others use too.
+    """
     equal = [side for side in figures.peers("sides", "plain") if _bits(figures, side) == 4]
-    theirs = figures.best("sides", equal, ["chat"], "t0")
-    found = figures.compare("sides", ours, theirs, ["chat"], "t0")
+    kinds = figures.kinds("sides")
+    found = figures.compare("sides", NATIVE, figures.best("sides", equal, kinds, "t0"), kinds, "t0")
     if found is None:
         return Measured(None, "no peer of four bits ran: `python -m edgespec_bench peers --setup`")
     klds = figures.kld(found.side), figures.kld(found.other)
