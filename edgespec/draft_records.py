@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["chances", "choice_s", "draft_costs", "in_place", "token_s"]
 
 LEAST_ROUNDS = 3  # of a row count, to say how long its calls take
+NEAR = 2  # row counts
 
 
 def draft_costs(runs: Mapping[int, Sequence[RoundRecord]], kind: str, n_prompts: Sequence[int]) -> DraftCosts:
@@ -71,14 +72,16 @@ def in_place(
 
     By themselves, the same row count over and over, small calls were up to 10 % slower and large ones 30 % faster. The
     length of a plain step is that of the rounds of `plain`; `swept`, with all row counts, says how much longer others
-    are than its own plain rounds, as the machine may run slower than before. Row counts that were hardly run are
-    corrected like their neighbours. Steps stay. n_prompts: tokens of each request's prompt, in both.
+    are than its own plain rounds, as the machine may run slower than before. Every row count beyond the first is
+    corrected like its neighbours: what the other work costs a call changes little from one count to the next, and a
+    dozen calls of each say it to 5 %, which is more than a further row costs. Steps stay. n_prompts: tokens of each
+    request's prompt, in both.
     """
     step, shares = _shares(costs, plain, n_prompts), _shares(costs, swept, n_prompts)
     if not step or not shares:
         return costs
     level = step[min(step)] / shares.get(min(step), step[min(step)])
-    known = {n: share * level for n, share in shares.items()} | step
+    known = _smooth({n: share * level for n, share in shares.items() if n not in step}) | step
     target = {
         at: {n: _scaled(entry, _between(known, n)) for n, entry in rows.items()} for at, rows in costs.target.items()
     }
@@ -97,6 +100,11 @@ def _shares(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Seq
             found.setdefault(record.n_rows, []).append(share)
         n_past += record.emitted
     return {n: median(values) for n, values in sorted(found.items()) if len(values) >= LEAST_ROUNDS}
+
+
+def _smooth(shares: Mapping[int, float]) -> dict[int, float]:
+    """The median of each entry and those up to NEAR row counts away."""
+    return {n: median(share for m, share in shares.items() if abs(m - n) <= NEAR) for n in shares}
 
 
 def _between(table: Mapping[int, float], n: int) -> float:

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+from table_world import write_table_of
 from test_profile import SMALL, slow_table
 
-from edgespec import LLM, SamplingParams
+from edgespec import LLM, SamplingParams, zoo
 from edgespec.errors import ConfigError
 from edgespec.planner import make_plan
 from edgespec.profile import profile_llm
@@ -68,6 +69,23 @@ def test_auto_overlaps_where_the_two_have_devices_of_their_own(
     assert f", {expected}, on " in output.stats.controller["plan"]["chosen"]
     ahead = sum(record.ahead for record in output.stats.records)
     assert (ahead > 0) == (expected == "overlapped")
+
+
+def test_a_target_that_is_no_bundle_has_the_zoos_table_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GGUF file: which tokenizer it has is known only once it is loaded."""
+    monkeypatch.setattr(zoo, "zoo_dir", lambda: tmp_path / "zoo")
+    monkeypatch.setattr("edgespec.auto.QUICK", SMALL)
+    target, params = slow_table(10.0, 0.1, tokenizer_hash="a" * 64), SamplingParams(temperature=0.0, max_tokens=60)
+    text = LLM(target, draft="none").generate([3, 1, 4], params)[0].outputs[0].token_ids
+    (tmp_path / "zoo" / "pair").mkdir(parents=True)
+    write_table_of(tmp_path / "zoo" / "pair" / "table", [3, 1, 4, *text], 16, tokenizer_hash="a" * 64)
+    with LLM(target, draft="auto", exact=False) as llm:
+        assert llm.options.draft == "ngram,table"
+        output = llm.generate([3, 1, 4], params)[0].outputs[0]
+    assert output.token_ids == text
+    assert output.stats.to_dict()["sources"]["table"]["accepted"] > 0
+    with LLM(slow_table(10.0, 0.1, tokenizer_hash="b" * 64), draft="auto", exact=False) as other:
+        assert "table" not in other.options.draft
 
 
 def test_a_draft_of_one_row_a_call_is_measured_like_any_other(tmp_path: Path) -> None:

@@ -316,6 +316,21 @@ def test_calls_cost_what_they_do_between_the_other_work_of_a_round() -> None:
     assert in_place(costs, [], swept, [501]) == in_place(costs, plain, [], [501]) == costs
 
 
+def test_one_row_count_that_other_work_held_up_is_corrected_like_its_neighbours() -> None:
+    """A further row costs less than a dozen calls are out: controllers left out such counts for good."""
+    alone = {"n1": 1.0, "n2": 1.0, "n3": 1.1, "n4": 1.2, "n5": 2.0, "n6": 2.1}
+    costs = MeasuredCosts({64: spreads(**alone)})
+    shares = {1: 1.0, 2: 1.1, 3: 1.1, 4: 1.5, 5: 1.1, 6: 1.1}
+    rounds = [(n, 1 + i) for i, n in enumerate([*shares] * 3)]
+    swept = [proposal(0, 0.0, target_s=9.0)]
+    swept += [proposal(i, 0.0, n_rows=n, target_s=shares[n] * costs.seconds(n, 64)) for n, i in rounds]
+    plain = [swept[0], *(record for record in swept[1:] if record.n_rows == 1)]
+    found = in_place(costs, plain, swept, [10]).target[64]
+    assert {n: s.median for n, s in found.items()} == {
+        n: pytest.approx(alone[f"n{n}"] * (1.0 if n == 1 else 1.1)) for n in shares
+    }
+
+
 def test_the_hosts_share_grows_with_accepted_tokens_and_with_weighing() -> None:
     rounds = [proposal(0, 0.0, host_s=9.0, accepted=5)]
     for i in range(1, 10):
