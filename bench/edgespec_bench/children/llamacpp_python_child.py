@@ -44,6 +44,7 @@ class LlamaCppPython:
                 n_threads=given["threads"],
                 n_threads_batch=given["threads"],
                 draft_model=lookup,
+                logits_all=lookup is not None,  # or prompts longer than a batch fail: it keeps no room for their rows
                 verbose=False,
                 **options.get("llama", {}),
             )
