@@ -15,7 +15,7 @@ from edgespec.bundle import Bundle
 from edgespec.contention import shared_place
 from edgespec.devices import Device
 from edgespec.draft.base import FREE_DRAFTS
-from edgespec.errors import ConfigError
+from edgespec.errors import ConfigError, EdgeSpecError
 from edgespec.loading import Loaded, ModelSource, kind_of, load
 from edgespec.options import AUTO, IN_FLIGHT_DRAFTS, EngineOptions
 from edgespec.pairs import resolve
@@ -23,11 +23,12 @@ from edgespec.planner import MOST_K, Asked, Plan, make_plan
 from edgespec.profile import QUICK, profile_llm
 
 if TYPE_CHECKING:
+    from edgespec.llm import LLM
     from edgespec.text import Tokenizer
 
-__all__ = ["PLANNED", "auto_options", "candidate_kinds", "is_plannable", "open_models"]
+__all__ = ["PLANNED", "add_table", "auto_options", "candidate_kinds", "is_plannable", "open_models"]
 
-MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes a second or two
+MOST_TRAINED = 1  # trained drafts that are measured at first use: each takes some seconds
 PLANNED = ("schedule", "controller", "num_speculative_tokens", "min_speculative_tokens")  # options that a plan takes
 OF_DRAFT_MODELS = ("draft_n_ctx", "draft_device", "draft_device_options", "draft_p_min")
 Progress = Callable[..., None]
@@ -64,6 +65,20 @@ def _promise(acceptance: Mapping[str, Any]) -> float:
     """Tokens a round that the draft's own card names, 0 where it names none."""
     value = acceptance.get("mean_acceptance_length")
     return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def add_table(llm: LLM, kinds: Sequence[str]) -> list[str]:
+    """`kinds`, and "table" where the zoo has one for a target that is no bundle, which is known once it is loaded.
+
+    Loads it into `llm`; one that cannot be used is left out.
+    """
+    if "table" in kinds or zoo.find_table(llm.target.info) is None:
+        return list(kinds)
+    try:
+        llm.loaded.table = zoo.open_table(llm.target.info)
+    except EdgeSpecError:
+        return list(kinds)
+    return [*kinds, "table"]
 
 
 def open_models(
@@ -107,8 +122,7 @@ def _decide(
         **fields,
     )
     try:
-        if "table" not in kinds and zoo.find_table(llm.target.info):  # of what is no bundle known once it is loaded
-            kinds, llm.loaded.table = [*kinds, "table"], zoo.open_table(llm.target.info)
+        kinds = add_table(llm, kinds)
         profiles = profile_llm(llm, effort=QUICK, progress=progress)
         plan = make_plan([profiles], asked=asked)
         free = [kind for kind in kinds if kind in FREE_DRAFTS]

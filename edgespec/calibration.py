@@ -48,7 +48,7 @@ class Effort:
     contexts: tuple[int, ...] = CONTEXTS
     repeats: int = 7
     budget_s: float = 4.0
-    n_tokens: int = 64
+    n_tokens: int = 96
     n_prompts: int = len(PROMPTS)
     depths: tuple[int, ...] = (1, 3, 6)
     texts_s: float = 60.0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["chances", "choice_s", "draft_costs", "in_place", "token_s"]
 
 LEAST_ROUNDS = 3  # of a row count, to say how long its calls take
-NEAR = 2  # row counts
+NEAR = 2  # row counts that ran
 
 
 def draft_costs(runs: Mapping[int, Sequence[RoundRecord]], kind: str, n_prompts: Sequence[int]) -> DraftCosts:
@@ -72,7 +72,7 @@ def in_place(
 
     By themselves, the same row count over and over, small calls were up to 10 % slower and large ones 30 % faster. The
     length of a plain step is that of the rounds of `plain`; `swept`, with all row counts, says how much longer others
-    are than its own plain rounds, as the machine may run slower than before. Every row count beyond the first is
+    are than its own plain rounds, as the machine may run slower than before. Every row count beyond a plain step's is
     corrected like its neighbours: what the other work costs a call changes little from one count to the next, and a
     dozen calls of each say it to 5 %, which is more than a further row costs. Steps stay. n_prompts: tokens of each
     request's prompt, in both.
@@ -103,8 +103,9 @@ def _shares(costs: MeasuredCosts, records: Sequence[RoundRecord], n_prompts: Seq
 
 
 def _smooth(shares: Mapping[int, float]) -> dict[int, float]:
-    """The median of each entry and those up to NEAR row counts away."""
-    return {n: median(share for m, share in shares.items() if abs(m - n) <= NEAR) for n in shares}
+    """The median of each entry and the NEAR before and after it. shares: by ascending row count."""
+    values = [*shares.values()]
+    return {n: median(values[max(0, i - NEAR) : i + NEAR + 1]) for i, n in enumerate(shares)}
 
 
 def _between(table: Mapping[int, float], n: int) -> float:

@@ -127,7 +127,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Plan:
-    """candidates: best first by what was preferred, those with an obstacle last."""
+    """candidates: best first by what was preferred, those with an obstacle last. chosen: not always the first, see
+    `MODEL_GAIN`."""
 
     model: str
     prefer: str
@@ -185,8 +186,7 @@ def make_plan(
             f"{_mb(least.bytes)} ({least.label}); allow more, or load with a smaller context (-c)"
         )
     plain = min((c for c in able if c.draft == "none"), key=lambda c: _order(c, prefer))
-    best = _lightest(able, prefer)
-    chosen = best if _gain(best, plain, prefer) >= LEAST_GAIN else plain
+    chosen = _choose(able, plain, prefer)
     others = [c for c in able if (c.draft, c.schedule) != (chosen.draft, chosen.schedule)]
     rest = sorted((c for c in found if c.obstacle is not None), key=lambda c: _order(c, prefer))
     obstacle = rest[0].obstacle if rest and all(c.draft == "none" for c in able) else None
@@ -210,10 +210,12 @@ def _gain(candidate: Candidate, over: Candidate, prefer: str) -> float:
     return over.energy / candidate.energy if prefer == "energy" else candidate.tok_s / over.tok_s
 
 
-def _lightest(able: Sequence[Candidate], prefer: str) -> Candidate:
-    """The best of them, or the best that loads no draft with weights where those hardly gain. able: the best first."""
+def _choose(able: Sequence[Candidate], plain: Candidate, prefer: str) -> Candidate:
+    """The best of them, unless it hardly gains on plain decoding, or on what drafts without weights. able: the best
+    first."""
     light = next(c for c in able if c.draft_device is None)  # plain decoding is always there
-    return able[0] if _gain(able[0], light, prefer) >= MODEL_GAIN else light
+    light = light if _gain(light, plain, prefer) >= LEAST_GAIN else plain
+    return able[0] if able[0].draft_device is not None and _gain(able[0], light, prefer) >= MODEL_GAIN else light
 
 
 def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, obstacle: str | None) -> str:
@@ -223,7 +225,9 @@ def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, o
             return f"no draft can be used: {obstacle}"
         if best.draft == "none":
             return "no draft is predicted to be faster than plain decoding here"
-        return f"the best draft ({best.label}) is predicted at {best.tok_s / plain.tok_s:.2f}x of plain: not worth it"
+        what = "the energy" if prefer == "energy" else "the speed"
+        gain = best.energy / plain.energy if prefer == "energy" else best.tok_s / plain.tok_s
+        return f"the best draft ({best.label}) is predicted at {gain:.2f}x {what} of plain: not worth it"
     what = (
         f"{1 - chosen.energy / plain.energy:.0%} less energy a token"
         if prefer == "energy"
@@ -232,11 +236,11 @@ def _reason(chosen: Candidate, best: Candidate, plain: Candidate, prefer: str, o
     return f"{what} predicted, {chosen.tokens_per_round:.2f} tokens a round"
 
 
-def _passed_over(chosen: Candidate, fastest: Candidate) -> str:
-    """Why it is not the fastest; empty where it is, or where nothing is drafted."""
-    if chosen is fastest or chosen.draft == "none":
+def _passed_over(chosen: Candidate, best: Candidate) -> str:
+    """Why it is not the best; empty where it is, or where nothing is drafted."""
+    if chosen is best or chosen.draft == "none":
         return ""
-    return f"; {fastest.label} is not predicted to gain what its weights are worth"
+    return f"; {best.label} is not predicted to gain what its weights are worth"
 
 
 def _mb(n_bytes: int) -> str:

@@ -58,7 +58,7 @@ def profile_model(
     values: dict[str, Any], effort: Effort, *, fresh: bool = False, progress: console.Reporter | None = None
 ) -> Profiles:
     """The profile of the model that a command's options name, with all candidate drafts where it names none."""
-    from edgespec.auto import PLANNED, candidate_kinds
+    from edgespec.auto import PLANNED, add_table, candidate_kinds
     from edgespec.devices import Device
     from edgespec.llm import LLM
     from edgespec.options import AUTO
@@ -69,11 +69,14 @@ def profile_model(
     kwargs = {name: value for name, value in engine_kwargs(values).items() if name not in PLANNED}
     draft, draft_model = kwargs.pop("draft"), kwargs.pop("draft_model")
     folder = ensure(values["model"], progress, Device.parse(values["device"]).runtime)
-    if draft in (None, AUTO):
+    is_open = draft in (None, AUTO)
+    if is_open:
         kinds = candidate_kinds(Path(folder))
         draft = ",".join(kinds if draft_model is None else dict.fromkeys((*kinds, kind_of(draft_model))))
     load_s = _load_seconds(folder, kwargs) if fresh else 0.0
     with LLM(folder, draft=draft, draft_model=draft_model, progress=progress, **kwargs) as llm:
+        if is_open:
+            add_table(llm, llm.options.drafts)
         return profile_llm(
             llm, effort=effort, fresh=fresh, temperature=values["temperature"], load_s=load_s, progress=progress
         )

@@ -48,7 +48,9 @@ def obstacle(*, is_trial: bool = False) -> str | None:
     try:
         if not is_trial:
             library()
-        elif not _place().path.is_file():
+        elif not (path := _place().path).is_file():
+            if reason := _unwritable(path.parent):
+                return reason
             with tempfile.TemporaryDirectory(prefix="edgespec-kernels-") as folder:
                 library(folder=Path(folder))
     except (EdgeSpecError, OSError) as error:
@@ -69,11 +71,21 @@ def library(extra: Sequence[str] = (), folder: Path | None = None) -> Path:
                 if not path.is_file():
                     _compile(compiler, [*FLAGS, *extra], path)
         except OSError as error:
-            raise BackendError(
-                f"edgespec's kernels cannot be kept in {path.parent} ({error.strerror or error}): make the cache "
-                "writable (EDGESPEC_HOME), or use onnxruntime's (--device-option kernels=onnxruntime)"
-            ) from error
+            raise BackendError(_unkept(path.parent, error.strerror or str(error))) from error
     return path
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why nothing can be kept in a folder that need not be there yet; None where it can."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return None if there.is_dir() and os.access(there, os.W_OK) else _unkept(folder, f"{there} is not writable")
+
+
+def _unkept(folder: Path, why: str) -> str:
+    return (
+        f"edgespec's kernels cannot be kept in {folder} ({why}): make the cache "
+        "writable (EDGESPEC_HOME), or use onnxruntime's (--device-option kernels=onnxruntime)"
+    )
 
 
 class _Place(NamedTuple):

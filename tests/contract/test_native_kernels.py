@@ -319,6 +319,8 @@ def test_a_cache_that_cannot_be_written_is_said(bundle: Path, tmp_path: Path, mo
         with pytest.raises(BackendError, match=r"^edgespec's kernels cannot be kept in .*file/kernels .*EDGESPEC_HOME"):
             load_model(bundle, threads=1, device_options=NATIVE)
         assert "edgespec" not in load_model(bundle, threads=1).info.placement
+        for is_trial in (False, True):
+            assert "file/kernels" in (kernels.obstacle(is_trial=is_trial) or "")
     finally:
         kernels.obstacle.cache_clear()
 

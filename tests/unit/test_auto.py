@@ -86,6 +86,10 @@ def test_a_target_that_is_no_bundle_has_the_zoos_table_too(tmp_path: Path, monke
     assert output.stats.to_dict()["sources"]["table"]["accepted"] > 0
     with LLM(slow_table(10.0, 0.1, tokenizer_hash="b" * 64), draft="auto", exact=False) as other:
         assert "table" not in other.options.draft
+    (tmp_path / "zoo" / "pair" / "table" / "table.npy").write_bytes(b"broken")
+    with LLM(target, draft="auto", exact=False) as llm:
+        assert "table" not in llm.options.draft
+        assert llm.generate([3, 1, 4], params)[0].outputs[0].token_ids == text
 
 
 def test_a_draft_of_one_row_a_call_is_measured_like_any_other(tmp_path: Path) -> None:

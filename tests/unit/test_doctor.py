@@ -15,10 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgespec import __version__
+from edgespec.backends.onnx import inventory
 from edgespec.backends.onnx.inventory import list_devices
 from edgespec.cli import doctor, main
 from edgespec.config import config_dir
 from edgespec.cpu import CpuTopology, read_topology
+from edgespec.devices import Device
 from edgespec.kernels import obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +61,7 @@ def test_text_names_versions_and_extras() -> None:
 
 def test_nothing_is_created(tmp_path: Path) -> None:
     obstacle.cache_clear()  # as in a new process: whether kernels can be compiled has to be tried
+    assert inventory._try(Device.parse("cpu"))["usable"]
     CliRunner().invoke(main, ["doctor"])
     assert not (tmp_path / "cache").exists()
 

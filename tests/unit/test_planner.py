@@ -11,7 +11,7 @@ from plan_world import COPIED_TEXT, draft, plan, table, target
 from edgespec.contention import shared_place
 from edgespec.engine.costs import MeasuredCosts
 from edgespec.errors import ConfigError
-from edgespec.planner import Asked, make_plan
+from edgespec.planner import Asked, _choose, make_plan
 from edgespec.profile import DraftProfile, Profiles, TargetProfile
 from edgespec.replay import Mix, replay
 
@@ -49,7 +49,18 @@ def test_a_draft_with_weights_must_gain_more_than_estimates_are_out() -> None:
         assert found.candidates[0].draft == "model"
         assert found.candidates[0].speedup == pytest.approx((1 + chance) / (1 + a_row))
         assert found.chosen.draft == chosen
-    assert "1.04x of plain" in plan(target(0.058), draft((chance, 0.0), 0.0)).reason
+    assert "1.04x the speed of plain" in plan(target(0.058), draft((chance, 0.0), 0.0)).reason
+
+
+def test_n_grams_that_are_not_worth_it_do_not_cost_a_draft_that_is() -> None:
+    """A model 6 % over plain decoding and 4 % over n-grams that gain 2 %: without n-grams it would be chosen."""
+    free = next(c for c in plan(target(0.1)).candidates if c.draft == "ngram")
+    plain = next(c for c in plan(target(0.1)).candidates if c.draft == "none")
+    light = dataclasses.replace(free, tok_s=1.02 * plain.tok_s)
+    for gain, expected in ((1.06, "model"), (1.04, "none")):
+        model = dataclasses.replace(free, draft="model", draft_device="cpu", tok_s=gain * plain.tok_s)
+        assert _choose([model, light, plain], plain, "speed").draft == expected
+    assert _choose([dataclasses.replace(light, tok_s=2.0), plain], plain, "speed").draft == "ngram"
 
 
 def test_n_grams_are_kept_where_a_model_hardly_gains_on_them() -> None:

@@ -54,7 +54,7 @@ def _line(figures: Figures, judged: list[Judged]) -> str:
     found = {one.target.key: one.measured for one in judged}
     card = figures.card
     plain = figures.native("sides")
-    speed = figures.speed("sides", plain, ["chat"], "t0") if plain else None
+    speed = figures.speed("sides", plain, figures.kinds("sides"), "t0") if plain else None
     claims = []
     if speed is not None:
         versus = found["plain_vs_peer"].value

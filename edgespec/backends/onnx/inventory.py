@@ -119,6 +119,11 @@ def _try(device: Device) -> dict[str, Any]:
     }
 
 
+def _options(device: Device) -> dict[str, str]:
+    """Of its provider: the runtime's own kernels, as ours would be compiled into the cache by a mere look."""
+    return {"kernels": "onnxruntime"} if device.provider == "cpu" else {}
+
+
 def _takes(device: Device, what: str) -> bool:
     """Whether the device runs every node of a trial graph."""
     from edgespec.backends.onnx.devices import create_runtime, placement
@@ -127,7 +132,7 @@ def _takes(device: Device, what: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{what}.onnx"
         path.write_bytes(TRIALS[what]())
-        return placement(create_runtime(path, device, 1), device).n_fallen == 0
+        return placement(create_runtime(path, device, 1, options=_options(device)), device).n_fallen == 0
 
 
 def _attends_right(device: Device) -> bool:
@@ -138,7 +143,7 @@ def _attends_right(device: Device) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tree.onnx"
         path.write_bytes(TRIALS["tree"]())
-        runtime = create_runtime(path, device, 1)
+        runtime = create_runtime(path, device, 1, options=_options(device))
         try:
             many, single = attention_rows(runtime, [TRIAL_ROWS]), attention_rows(runtime, [1] * TRIAL_ROWS)
         except Exception:  # a runtime raises anything
