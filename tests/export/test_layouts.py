@@ -71,12 +71,13 @@ def test_a_real_export_tries_every_layout_and_keeps_one(source: Path, tmp_path: 
     assert [item["layout"] for item in report["candidates"]] == [layout.label for layout in layouts.LAYOUTS]
     times = [item["ms"][kernels] for item in report["candidates"] for kernels in layouts.KERNELS]
     assert all(by_rows.keys() == {"1", "3"} for by_rows in times)
-    fastest = min(report["candidates"], key=lambda item: min(times["3"] for times in item["ms"].values()))
-    assert report["chosen"] == fastest["layout"]
+    least = {item["layout"]: min(times["3"] for times in item["ms"].values()) for item in report["candidates"]}
+    assert least[report["chosen"]] == min(least.values())  # as they are told, to 0.1 us: there may be others as fast
+    (chosen,) = (item for item in report["candidates"] if item["layout"] == report["chosen"])
     info = Bundle.open(out).info
-    assert (info.quantization["bits"], info.quantization["block_size"]) == (fastest["bits"], fastest["block"])
+    assert (info.quantization["bits"], info.quantization["block_size"]) == (chosen["bits"], chosen["block"])
     assert info.taps == ("final",)
-    assert info.parity["kld_mean"] == fastest["kld"]
+    assert info.parity["kld_mean"] == chosen["kld"]
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out", "source"]
 
 
