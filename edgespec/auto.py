@@ -72,10 +72,11 @@ def add_table(llm: LLM, kinds: Sequence[str]) -> list[str]:
 
     Loads it into `llm`; one that cannot be used is left out.
     """
-    if "table" in kinds or zoo.find_table(llm.target.info) is None:
+    folder = None if "table" in kinds else zoo.find_table(llm.target.info)
+    if folder is None:
         return list(kinds)
     try:
-        llm.loaded.table = zoo.open_table(llm.target.info)
+        llm.loaded.table = zoo.open_table(llm.target.info, folder)
     except EdgeSpecError:
         return list(kinds)
     return [*kinds, "table"]
