@@ -203,17 +203,27 @@ class DraftContext(NamedTuple):
     n_ahead: int = 0  # so many of the last tokens are guesses: the round that decides them is in flight
 
 
+class JudgedOffer(NamedTuple):
+    """An earlier offer: of its tokens whose places have been committed (`drafted`) the first `accepted` were right."""
+
+    bucket: int
+    drafted: int
+    accepted: int
+
+
 class Offer(NamedTuple):
     """What a drafter could do this round: at most `max_k` tokens; `acceptance` is its own guess or None.
 
     bucket: proposals of one bucket are alike (n-gram matches of about one length). passes: runs of a model that a
-    proposal takes, however long it is; None: one for every token.
+    proposal takes, however long it is; None: one for every token. judged: what became of the offer before, whoever got
+    that round; None of drafters that do not know their proposal before they are asked for it.
     """
 
     max_k: int
     acceptance: float | None = None
     bucket: int = 0
     passes: int | None = None
+    judged: JudgedOffer | None = None
 
 
 class Drafter(Protocol):

@@ -13,7 +13,7 @@ from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.zoo import prepare
 from edgespec_bench.article.command import article, scaled
-from edgespec_bench.auto import AutoOptions, measure_auto
+from edgespec_bench.auto import CALIBRATE, AutoOptions, measure_auto
 from edgespec_bench.console import errors, say
 from edgespec_bench.contention import measure_contention
 from edgespec_bench.devices import DeviceCase, measure_devices
@@ -148,6 +148,10 @@ def devices(target_ms: float, draft_ms: float, as_json: bool, **values: Any) -> 
 @click.option(
     "--turns", "n_turns", default=1, show_default=True, type=click.IntRange(1), help="Answers to each prompt."
 )
+@click.option(
+    "--calibrate", type=click.Choice(CALIBRATE), default="half", show_default=True,
+    help="On half of the prompts; or as at first use, on other texts, and all prompts judge.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Only the line of JSON on stdout.")
 def auto(as_json: bool, **values: Any) -> None:
     """The plan's predictions against measurements, and auto against plain and the best fixed length."""

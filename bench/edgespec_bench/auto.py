@@ -1,6 +1,7 @@
 """Does the plan hold? Predictions against measurements, and auto against plain decoding and the best fixed length.
 
-Half of the prompts calibrate the profile, the other half judges: nothing is compared on prompts that it was made from.
+Half of the prompts calibrate the profile, the other half judges; or the profile is that of first use, made from texts
+of its own, and all prompts judge. Nothing is compared on prompts that it was made from.
 All ways to decode take turns on each prompt, so that a slow minute hits all of them. Plain is native plain decoding, a
 row a step; plain with exact rows is listed beside it. Speeds are given as they were, and at standard costs
 (`standard`), as the same call takes half as long again when the machine has other work.
@@ -20,10 +21,10 @@ from edgespec.draft.base import FREE_DRAFTS
 from edgespec.errors import ConfigError
 from edgespec.pairs import ensure
 from edgespec.planner import Asked, Candidate, Plan, make_plan
-from edgespec.profile import Effort, profile_llm
+from edgespec.profile import QUICK, Effort, Profiles, profile_llm
 from edgespec.stats import RunStats
 from edgespec.types import RoundRecord
-from edgespec_bench.prompts import load_prompts
+from edgespec_bench.prompts import KINDS, load_prompts
 from edgespec_bench.spread import paired_ratio
 from edgespec_bench.standard import Pace, standard_paces, together
 
@@ -31,11 +32,12 @@ __all__ = ["AutoOptions", "measure_auto"]
 
 Say = Callable[[str], None]
 PLAIN, AUTO = "plain", "auto"
+CALIBRATE = ("half", "first-use")
 
 
 @dataclass(frozen=True)
 class AutoOptions:
-    """n_prompts: of each kind, half of them to calibrate on. ks: fixed lengths that auto has to keep up with.
+    """n_prompts: of each kind. calibrate: on "half" of them, or as at "first-use". ks: what auto has to keep up with.
 
     n_turns: how often every way to decode answers each prompt that judges. Raises ConfigError for fewer than two
     prompts, and for a temperature that is none.
@@ -45,16 +47,19 @@ class AutoOptions:
     threads: int = 2
     n_tokens: int = 160
     n_prompts: int = 8
-    kinds: tuple[str, ...] = ("chat", "code", "summarise", "edit", "json")
+    kinds: tuple[str, ...] = KINDS
     ks: tuple[int, ...] = (1, 2, 3, 5)
     most_trained: int = 1
     temperature: float = 0.0
     exact: bool = True
     n_turns: int = 1
+    calibrate: str = "half"
 
     def __post_init__(self) -> None:
         SamplingParams(temperature=self.temperature)  # refuses what is none
-        if self.n_prompts < 2:
+        if self.calibrate not in CALIBRATE:
+            raise ConfigError(f"calibrate={self.calibrate!r}: use one of {', '.join(CALIBRATE)}")
+        if self.n_prompts < (2 if self.calibrate == "half" else 1):
             raise ConfigError(f"prompts={self.n_prompts}: at least 2 of each kind, one to calibrate and one to judge")
 
 
@@ -64,21 +69,32 @@ def measure_auto(options: AutoOptions, say: Say) -> dict[str, Any]:
     drafts = ",".join(candidate_kinds(folder, most=options.most_trained))
     with LLM(folder, draft=drafts, threads=options.threads, exact=options.exact) as llm:
         prompts = {kind: _prompts(llm, kind, options.n_prompts) for kind in options.kinds}
-        say(f"calibrating on {options.n_prompts // 2} prompts of each kind, drafts {drafts}")
-        calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
-        effort = Effort(n_tokens=options.n_tokens)
-        profiles = profile_llm(llm, effort=effort, prompts=calibration, temperature=options.temperature)
+        profiles, judges = _calibrate(llm, prompts, options, say)
         plan = make_plan([profiles], asked=Asked(schedule="serial"))
         say(f"plan: {plan.chosen.label}, {plan.reason}")
         llm.loaded.expected = profiles.expected
         with _sides(llm, plan, options) as sides:
-            measured = {kind: _measure(sides, kind, own[1::2], options, say) for kind, own in prompts.items()}
+            measured = {kind: _measure(sides, kind, own, options, say) for kind, own in judges.items()}
     paces = {kind: found[0] for kind, found in measured.items()}
     return {
         "plan": plan.summary(),
         "predictions": _predictions(plan, paces),
         "rows": [_row(kind, *found) for kind, found in measured.items()],
     }
+
+
+def _calibrate(
+    llm: LLM, prompts: Mapping[str, list[list[int]]], options: AutoOptions, say: Say
+) -> tuple[Profiles, dict[str, list[list[int]]]]:
+    """The profile, measured anew, and the prompts of each kind that judge."""
+    if options.calibrate == "first-use":
+        say(f"calibrating as at first use, drafts {llm.options.draft}")
+        return profile_llm(llm, effort=QUICK, fresh=True), dict(prompts)
+    say(f"calibrating on {options.n_prompts // 2} prompts of each kind, drafts {llm.options.draft}")
+    calibration = [prompt for kind in prompts.values() for prompt in kind[::2]]
+    effort = Effort(n_tokens=options.n_tokens)
+    profiles = profile_llm(llm, effort=effort, prompts=calibration, temperature=options.temperature)
+    return profiles, {kind: own[1::2] for kind, own in prompts.items()}
 
 
 def _prompts(llm: LLM, kind: str, n: int) -> list[list[int]]:

@@ -17,7 +17,8 @@ from edgespec.types import DraftContext, FloatArray, Offer, Proposal
 
 __all__ = ["NgramDrafter", "SuffixAutomaton", "create"]
 
-JUDGED_TOKENS = 4  # of every match, to learn how far it holds
+JUDGED_TOKENS = 8  # of every match, whether it is proposed or not
+COUNTED_TOKENS = 4  # of those, in the acceptance that offers name
 # Acceptance by match length before anything was seen, as (hits, tokens judged): 1, 2, 3, 4-7 and 8 tokens or more.
 PRIORS = ((0.4, 2.0), (0.8, 2.0), (1.2, 2.0), (1.4, 2.0), (1.7, 2.0))
 
@@ -108,30 +109,33 @@ class NgramDrafter:
 
     def reset(self) -> None:
         self._index = SuffixAutomaton()
-        self._track = AcceptanceTrack(PRIORS)
+        self._track = AcceptanceTrack(PRIORS, COUNTED_TOKENS)
 
     def offer(self, context: DraftContext) -> Offer:
         """Unlimited where there is a match (a match that runs into the end repeats its period), else nothing.
 
         The acceptance is that of earlier matches of about this length in this request.
         """
-        self._track.learn(context.tokens)
+        judged = self._track.learn(context.tokens)
         for token in context.tokens[len(self._index.tokens) :]:
             self._index.append(token)
         if self._index.match_length < self.min_match:
-            return Offer(max_k=0)
+            return Offer(max_k=0, judged=judged)
         bucket, n_tokens = _bucket(self._index.match_length), len(context.tokens)
         guess = Proposal(self._continuation(self._index.match_end, JUDGED_TOKENS), self.source)
         self._track.ask(guess, n_tokens, bucket)  # judged also where another drafter gets the round
-        return Offer(n_tokens, self._track.rate(bucket), bucket, passes=0)
+        return Offer(n_tokens, self._track.rate(bucket), bucket, 0, judged)
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         self.offer(context)
         if self._index.match_length < self.min_match:
             return Proposal([], self.source)
-        if self.tree is None:
-            return Proposal(self._continuation(self._index.match_end, k), self.source)
-        return self._merge(k, self.tree)
+        if self.tree is not None:
+            return self._merge(k, self.tree)
+        proposal = Proposal(self._continuation(self._index.match_end, k), self.source)
+        if k > JUDGED_TOKENS:
+            self._track.ask(proposal, len(context.tokens), _bucket(self._index.match_length))
+        return proposal
 
     def guess(self, context: DraftContext, k: int) -> list[int]:
         """As `edgespec.draft.base.Guesser`: the index holds committed tokens, and is followed along the others."""

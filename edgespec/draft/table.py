@@ -152,7 +152,7 @@ class TableDrafter:
         self._chain: list[int] = []
 
     def offer(self, context: DraftContext) -> Offer:
-        self._track.learn(context.tokens)
+        judged = self._track.learn(context.tokens)
         if self._at != len(context.tokens):
             self._at = len(context.tokens)
             self._chain, chance = self.table.chain(context.tokens)
@@ -160,8 +160,8 @@ class TableDrafter:
             # judged also where another drafter gets the round
             self._track.ask(Proposal(self._chain, self.source), self._at, self._bucket)
         if not self._chain:
-            return Offer(max_k=0)
-        return Offer(len(self._chain), self._track.rate(self._bucket), self._bucket, passes=0)
+            return Offer(max_k=0, judged=judged)
+        return Offer(len(self._chain), self._track.rate(self._bucket), self._bucket, 0, judged)
 
     def propose(self, context: DraftContext, k: int) -> Proposal:
         self.offer(context)

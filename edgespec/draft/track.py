@@ -6,21 +6,24 @@ it, so that what a request is offered does not depend on the ones before.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
-from edgespec.types import Proposal
+from edgespec.types import JudgedOffer, Proposal
 
 __all__ = ["AcceptanceTrack"]
+
+NOTHING = JudgedOffer(0, 0, 0)
 
 
 class AcceptanceTrack:
     """Chance that the next drafted token is right, given that those before it were; by bucket, if there are several.
 
-    priors: for each bucket (hits, tokens judged) to start from.
+    priors: for each bucket (hits, tokens judged) to start from. counted: the first tokens of a proposal, that count.
     """
 
-    def __init__(self, priors: Sequence[tuple[float, float]] = ((1.1, 2.0),)) -> None:
-        self._priors = tuple(priors)
+    def __init__(self, priors: Sequence[tuple[float, float]] = ((1.1, 2.0),), counted: int = sys.maxsize) -> None:
+        self._priors, self._counted = tuple(priors), counted
         self.reset()
 
     def reset(self) -> None:
@@ -32,18 +35,20 @@ class AcceptanceTrack:
         self._asked = (bucket, position, _spine(proposal))
         return proposal
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Judge the last proposal by the committed tokens, up to its first wrong one."""
+    def learn(self, tokens: Sequence[int]) -> JudgedOffer:
+        """Judge the last proposal, once, by the tokens committed since: up to its first wrong one."""
         if self._asked is None or len(tokens) <= self._asked[1]:
-            return
+            return NOTHING
         bucket, start, drafted = self._asked
         self._asked = None
+        truth = tokens[start : start + len(drafted)]
+        accepted = 0
+        while accepted < len(truth) and drafted[accepted] == truth[accepted]:
+            accepted += 1
         counts = self._counts[bucket]
-        for token, true in zip(drafted, tokens[start : start + len(drafted)], strict=False):
-            counts[1] += 1
-            if token != true:
-                return
-            counts[0] += 1
+        counts[0] += min(accepted, self._counted)
+        counts[1] += min(accepted + (accepted < len(truth)), self._counted)
+        return JudgedOffer(bucket, len(truth), accepted)
 
     def rate(self, bucket: int = 0) -> float:
         hits, judged = self._counts[bucket]

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Any
 
 from edgespec.engine.acceptance import FADE_ROUND, Acceptance, Calibration
+from edgespec.engine.bids import LEAST_GAIN, Bid, Bidder, Plain, shortest
 from edgespec.engine.controller import Controller
 from edgespec.engine.costs import KEPT
 from edgespec.engine.learned import FEW, FIRST_REST, GUESS_PRIOR, Expectation, Key, Learned, Rest
@@ -20,7 +22,6 @@ from edgespec.types import FILLER, DraftContext, Drafter, ExactRows, Offer, Roun
 
 __all__ = ["AdaptiveController", "Expectation", "Learned"]
 
-LEAST_GAIN = 1.02  # over a plain step, of what runs a model: the next call finds its weights out of the caches
 MODEL_PRIOR = 0.55  # acceptance of a source that says nothing of itself
 SOON, LATE = 8, 32  # a source tried fewer than FEW times gets a try 8 rounds after the last, another 32
 OFTEN, SELDOM = 32, 256  # rounds after which a plain step is due, while its cost was seen seldom and then
@@ -28,50 +29,9 @@ AMORTISED = 32  # tokens over which catching up is expected to pay
 FADE_EVERY = 16  # rounds
 POWER_EVERY = 256  # rounds between two looks at battery and heat
 TIRED, NAP = 16, 4  # rounds without a proposal after which sources are asked only in every fourth
+LEAST_SURVIVAL = 0.02  # of a proposal's last token: longer ones are not weighed
 LEAST_S = 1e-9  # that anything takes; a clock may say nothing at all
 MOST_OVERRUN = 4.0  # a proposal that took longer than this many times the usual is booked as that
-
-
-class _Plain(NamedTuple):
-    """A step without a proposal: seconds, and tokens that it is expected to give (free guesses included)."""
-
-    seconds: float
-    tokens: float
-
-    @property
-    def token_s(self) -> float:
-        return self.seconds / self.tokens
-
-
-class _Bid(NamedTuple):
-    """One thing that a round could do. n_rows: beyond those of a plain step. passes: runs of the draft's model."""
-
-    drafter: Drafter
-    key: Key
-    k: int
-    tokens: float
-    seconds: float
-    at_risk_s: float  # beyond a plain step, if nothing is accepted; what catching up costs is apart
-    catch_up_s: float
-    n_missed: int
-    n_rows: int
-    passes: int
-    hope: float  # chance of the first token
-    next_chance: float
-    is_proven: bool
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / max(self.seconds, LEAST_S)
-
-    @property
-    def worth(self) -> float:
-        """The rate; a model's has to be better by more than estimates are out."""
-        return self.rate / LEAST_GAIN if self.passes else self.rate
-
-    def promise(self, plain: _Plain) -> float:
-        """Plain steps that it saves for each row and run that is lost if it fails."""
-        return (self.tokens - self.seconds / plain.token_s) / max(1, self.n_rows + self.passes)
 
 
 class AdaptiveController(Controller):
@@ -95,9 +55,10 @@ class AdaptiveController(Controller):
         self.memory = memory or Learned()
         self.exact = exact
         self.most_k = most_k
+        self._widths = [self._wide(n) for n in range(k + 2)]  # rows that run for so many wanted ones
         self._limit: tuple[int, str] | None = None
-        self._bid: _Bid | None = None
-        self._plain: _Plain | None = None
+        self._bid: Bid | None = None
+        self._plain: Plain | None = None
         self._n_tokens = 0
         self._idle = 0  # rounds since the last proposal
         self._known: Mapping[Key, float] = {}  # chances of first tokens when the request began
@@ -111,21 +72,20 @@ class AdaptiveController(Controller):
     def choose(
         self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
     ) -> tuple[Drafter | None, int]:
+        tried = self._bid.by.key.source if self._bid else None
         self._begin(context, drafters)
         if not drafters:
             return None, 0
         if self._naps():
             return self._none("no gain")
-        offers = [(drafter, drafter.offer(context)) for drafter in drafters]  # of all: some judge themselves by it
+        offers = [(drafter, drafter.offer(context)) for drafter in drafters]
+        self._learn_judged(offers, tried)
         self._sunk = self._width(n_pending) - self._width(1)
         seconds = self.memory.costs.target_s(self._width(1), self._n_tokens)
         if seconds is None or self._wants_plain():
             return self._none("measuring", "the cost of a plain step is measured")
-        guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
-        costs = self.memory.costs
-        plain_s = max(seconds + costs.host_s + guess * costs.token_s, LEAST_S)
-        self._plain = plain = _Plain(plain_s, 1.0 + guess)
-        awake = [one for one in offers if not self._rest(self._key(*one)).sleeps(one[1])]
+        self._plain = plain = self._weigh_plain(seconds)
+        awake = [(drafter, offer) for drafter, offer in offers if not self._sleeps(drafter, offer)]
         bids = [bid for drafter, offer in awake for bid in self._bids(drafter, offer, room, plain)]
         if not bids:
             return self._none(*(self._why_no_bids(offers, room) if len(awake) == len(offers) else ("no gain",)))
@@ -134,25 +94,11 @@ class AdaptiveController(Controller):
         if chosen is None:
             return self._none(*self._why_none(bids, plain))
         self._bid, self._idle = chosen, 0
-        self.memory.tries[chosen.key.source].append(self.memory.rounds)
+        source = chosen.by.key.source
+        self.memory.tries[source].append(self.memory.rounds)
         self._set_stop(context, chosen, plain)
-        self._chosen[chosen.key.source, chosen.k] += 1
-        return chosen.drafter, chosen.k
-
-    def _naps(self) -> bool:
-        """Whether nobody is asked in this round: after a long stretch without a proposal only every NAPth time.
-
-        Asking takes a tenth of a millisecond, as Python is not in the caches after a pass over the weights.
-        """
-        self._idle += 1
-        return self._idle > TIRED and self._idle % NAP > 0
-
-    def _wants_plain(self) -> bool:
-        """Whether a plain step is due: without a fresh figure of its cost nothing says what drafting loses."""
-        n_seen = self.memory.costs.samples(self._width(1))
-        if n_seen < FEW:
-            return True
-        return self.memory.rounds - self.memory.last_plain >= (OFTEN if n_seen < KEPT else SELDOM)
+        self._chosen[source, chosen.k] += 1
+        return chosen.by.drafter, chosen.k
 
     def _begin(self, context: DraftContext, drafters: Sequence[Drafter]) -> None:
         self._bid, self._plain, self.min_survival = None, None, 0.0
@@ -163,26 +109,67 @@ class AdaptiveController(Controller):
         if self.most_k is not None and context.round % POWER_EVERY == 0:
             self._limit = self.most_k()
 
+    def _naps(self) -> bool:
+        """Whether nobody is asked in this round: after a long stretch without a proposal only every NAPth time.
+
+        Asking takes a tenth of a millisecond, as Python is not in the caches after a pass over the weights.
+        """
+        self._idle += 1
+        return self._idle > TIRED and self._idle % NAP > 0
+
+    def _learn_judged(self, offers: Sequence[tuple[Drafter, Offer]], tried: str | None) -> None:
+        """What became of offers, of those who know it without having been run. tried: the source of the last round."""
+        for drafter, offer in offers:
+            if offer.judged is not None and offer.judged.drafted:
+                bucket, drafted, accepted = offer.judged
+                self._learn(Key(drafter.source, bucket, self.memory.is_drawn), drafted, accepted)
+                if accepted and drafter.source != tried and self._saves(drafted, accepted):
+                    self.memory.ledger.vindicate()
+
+    def _learn(self, key: Key, drafted: int, accepted: int) -> None:
+        known_k = self.memory.known_k
+        self.memory.acceptance.setdefault(key, Acceptance()).learn(drafted, accepted)
+        known_k[key.source] = max(known_k.get(key.source, 0), min(drafted, accepted + 1))
+
+    def _saves(self, drafted: int, accepted: int) -> bool:
+        """Whether a call that verifies so many tokens is quicker than plain steps to the accepted ones."""
+        costs = self.memory.costs
+        plain_s, call_s = (costs.target_s(self._width(n), self._n_tokens) or 0.0 for n in (1, 1 + drafted))
+        return call_s < (1 + accepted) * plain_s
+
+    def _wants_plain(self) -> bool:
+        """Whether a plain step is due: without a fresh figure of its cost nothing says what drafting loses."""
+        n_seen = self.memory.costs.samples(self._width(1))
+        if n_seen < FEW:
+            return True
+        return self.memory.rounds - self.memory.last_plain >= (OFTEN if n_seen < KEPT else SELDOM)
+
+    def _weigh_plain(self, call_s: float) -> Plain:
+        costs = self.memory.costs
+        guess = self.memory.guess.chances(1, GUESS_PRIOR)[0] if self._width(1) > 1 else 0.0
+        return Plain(max(call_s + costs.host_s + guess * costs.token_s, LEAST_S), 1.0 + guess, call_s)
+
+    def _sleeps(self, drafter: Drafter, offer: Offer) -> bool:
+        return offer.judged is None and self._rest(self._key(drafter, offer)).sleeps(offer)
+
     def _width(self, n_rows: int) -> int:
+        return self._widths[n_rows] if n_rows < len(self._widths) else self._wide(n_rows)
+
+    def _wide(self, n_rows: int) -> int:
         return self.exact.width(n_rows) if self.exact else n_rows
 
-    def _bids(self, drafter: Drafter, offer: Offer, room: int, plain: _Plain) -> list[_Bid]:
+    def _bids(self, drafter: Drafter, offer: Offer, room: int, plain: Plain) -> list[Bid]:
         """Lengths up to known ground and one beyond; a source that costs nothing fills the rows that run anyway."""
-        key = self._key(drafter, offer)
-        memory, source = self.memory, drafter.source
+        costs, source = self.memory.costs, drafter.source
         top = min(self.k, room, offer.max_k, self._limit[0] if self._limit else self.k)
-        reach = max(memory.known_k.get(source, 0) + 1, self.min_k)
+        reach = max(self.memory.known_k.get(source, 0) + 1, self.min_k)
         if offer.passes == 0:
             reach = self._width(1 + reach) - 1
-        evidence = memory.acceptance.setdefault(key, Acceptance())
-        prior = MODEL_PRIOR if offer.acceptance is None else offer.acceptance
-        chances = evidence.chances(max(0, min(top, reach)), prior)
-        n_missed = self._n_tokens - self._fed.get(source, 0)
-        catch_up_s = memory.costs.catch_up_s(source, n_missed) if n_missed > self.k + 1 else 0.0
-        base_s = memory.costs.target_s(self._width(1), self._n_tokens) or 0.0
-        fixed_s = memory.costs.host_s + catch_up_s / max(1, min(AMORTISED, room))
-        usual, forgone_s = 1.0 - memory.costs.saved(source), (plain.tokens - 1.0) * plain.token_s
-        is_proven = evidence.evidence >= 1.0
+        if min(top, reach) < max(1, self.min_k):
+            return []
+        by, chances = self._bidder(drafter, offer, min(top, reach))
+        fixed_s = costs.host_s + by.catch_up_s / max(1, min(AMORTISED, room))
+        usual, forgone_s = 1.0 - costs.saved(source), (plain.tokens - 1.0) * plain.token_s
         bids, survival, tokens = [], 1.0, 1.0
         for k, chance in enumerate(chances, 1):
             survival *= chance
@@ -190,50 +177,65 @@ class AdaptiveController(Controller):
             if k < self.min_k:
                 continue
             rows = self._width(1 + k + self._sunk) - self._sunk
-            call_s = memory.costs.target_s(rows, self._n_tokens, self._width(1)) or 0.0
-            draft_s = memory.costs.draft_s(source, k, offer.passes, base_s)
-            seconds = call_s + draft_s * usual + fixed_s + (tokens - 1.0) * memory.costs.token_s
-            at_risk_s = max(0.0, call_s - base_s) + draft_s + forgone_s
+            more_s = max(0.0, (costs.target_s(rows, self._n_tokens) or 0.0) - plain.call_s)
+            draft_s = costs.draft_s(source, k, offer.passes, plain.call_s)
+            seconds = plain.call_s + more_s + draft_s * usual + fixed_s + (tokens - 1.0) * costs.token_s
             passes = k if offer.passes is None else offer.passes
-            costs = (seconds, at_risk_s, catch_up_s, n_missed, rows - self._width(1), passes)
-            bids.append(_Bid(drafter, key, k, tokens, *costs, chances[0], chance, is_proven))
+            worth = tokens / max(seconds, LEAST_S) / (LEAST_GAIN if passes else 1.0)
+            at_risk_s = more_s + draft_s + forgone_s
+            bids.append(Bid(by, k, worth, tokens, seconds, at_risk_s, rows - self._width(1), passes, chance))
+            if survival < LEAST_SURVIVAL and k >= self.min_k:
+                break
         return bids
 
-    def _best(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
-        """The bid with the best rate, if it beats a plain step and the account can pay for its failure.
+    def _bidder(self, drafter: Drafter, offer: Offer, n: int) -> tuple[Bidder, list[float]]:
+        """The source, and its chances at the first n positions."""
+        key, costs = self._key(drafter, offer), self.memory.costs
+        evidence = self.memory.acceptance.setdefault(key, Acceptance())
+        chances = evidence.chances(n, MODEL_PRIOR if offer.acceptance is None else offer.acceptance)
+        n_missed = self._n_tokens - self._fed.get(drafter.source, 0)
+        catch_up_s = costs.catch_up_s(drafter.source, n_missed) if n_missed > self.k + 1 else 0.0
+        is_proven = evidence.evidence >= 1.0
+        return Bidder(drafter, key, chances[0], n_missed, catch_up_s, is_proven, offer.judged is not None), chances
+
+    def _best(self, bids: Sequence[Bid], plain: Plain) -> Bid | None:
+        """The bid that is worth most, if it beats a plain step and the account can pay for its failure.
 
         Before anything has paid, of the source that promises most for what it may cost the account.
         """
-        ordered = sorted(bids, key=lambda bid: -bid.worth)
+        ordered = sorted(bids, key=attrgetter("worth"), reverse=True)
         if not self.memory.ledger.won_steps:
             promises: dict[Key, float] = {}
             for bid in ordered:
-                promises.setdefault(bid.key, bid.promise(plain))
-            ordered.sort(key=lambda bid: -promises[bid.key])
+                promises.setdefault(bid.by.key, bid.promise(plain))
+            ordered.sort(key=lambda bid: -promises[bid.by.key])
         for bid in ordered:
             if bid.worth * plain.token_s > 1.0 and self._affords(bid, plain):
-                self._rest(bid.key).left = None
+                if not bid.by.judges_itself:
+                    self._rest(bid.by.key).left = None
                 return bid
         return None
 
-    def _rival(self, bids: Sequence[_Bid], plain: _Plain, best: _Bid) -> _Bid:
+    def _rival(self, bids: Sequence[Bid], plain: Plain, best: Bid) -> Bid:
         """Now and then, instead of the best bid, the shortest one of a source that was hardly or long not tried."""
-        for bid in bids:
-            tries = self.memory.tries[bid.key.source]
-            last = tries[-1] if tries else -SOON
-            is_due = self.memory.rounds - last >= (SOON if len(tries) < FEW else LATE)
-            if is_due and bid.key.source != best.key.source and self._affords(bid, plain):
+        for bid in shortest(bids):
+            source = bid.by.key.source
+            if source != best.by.key.source and self._is_due(source) and self._affords(bid, plain):
                 return bid
         return best
 
-    def _probe(self, bids: Sequence[_Bid], plain: _Plain) -> _Bid | None:
+    def _is_due(self, source: str) -> bool:
+        tries = self.memory.tries[source]
+        last = tries[-1] if tries else -SOON
+        return self.memory.rounds - last >= (SOON if len(tries) < FEW else LATE)
+
+    def _probe(self, bids: Sequence[Bid], plain: Plain) -> Bid | None:
         """The shortest try of a source that does not pay, when it has sat out long enough."""
-        shortest: dict[Key, _Bid] = {}
-        for bid in bids:
-            shortest.setdefault(bid.key, bid)
         chosen = None
-        for bid in sorted(shortest.values(), key=lambda bid: -bid.rate):
-            rest = self._rest(bid.key)
+        for bid in sorted(shortest(bids), key=lambda bid: -bid.rate):
+            if bid.by.judges_itself:
+                continue
+            rest = self._rest(bid.by.key)
             if rest.left is None:
                 rest.begin()
             elif rest.left == 0 and chosen is None and self._affords(bid, plain):
@@ -250,30 +252,30 @@ class AdaptiveController(Controller):
             rest = self.memory.rest[key] = Rest()
         return rest
 
-    def _affords(self, bid: _Bid, plain: _Plain) -> bool:
+    def _affords(self, bid: Bid, plain: Plain) -> bool:
         """Catching up is free once for a source nobody has tried, and for one that has shown itself worth it."""
-        count = bid.n_rows + bid.passes
-        if bid.hope < self.memory.ledger.caution(count):
-            better = max((chance for key, chance in self._known.items() if key != bid.key), default=0.0)
-            if better > bid.hope:
+        ledger, count = self.memory.ledger, bid.n_rows + bid.passes
+        if not ledger.won_steps and bid.by.hope < ledger.caution(count):
+            better = max((chance for key, chance in self._known.items() if key != bid.by.key), default=0.0)
+            if better > bid.by.hope:
                 return False  # the little that is left is for what is surer
-        catch_up_s = bid.catch_up_s if self._pays_catch_up(bid, plain) else 0.0
-        return self.memory.ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, count)
+        catch_up_s = bid.by.catch_up_s if self._pays_catch_up(bid, plain) else 0.0
+        return ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, count)
 
-    def _pays_catch_up(self, bid: _Bid, plain: _Plain) -> bool:
-        return bid.is_proven and bid.rate * plain.token_s <= 1.0
+    def _pays_catch_up(self, bid: Bid, plain: Plain) -> bool:
+        return bid.by.is_proven and bid.rate * plain.token_s <= 1.0
 
-    def _set_stop(self, context: DraftContext, bid: _Bid, plain: _Plain) -> None:
+    def _set_stop(self, context: DraftContext, bid: Bid, plain: Plain) -> None:
         """Let the chain end where the next token is not worth its step: survival * chance < rate * (draft + row).
 
         A draft's own probability is the chance of acceptance at T = 0 alone.
         """
-        if bid.k < 2 or context.sampler.params.temperature != 0.0:
+        if bid.k < 2 or not bid.passes or context.sampler.params.temperature != 0.0:
             return
         step_s = (bid.at_risk_s - (plain.tokens - 1.0) * plain.token_s) / bid.k
         rate = max(bid.rate, 1.0 / plain.token_s)
         survival = min(rate * step_s / max(bid.next_chance, 1e-3), 0.9)
-        self.min_survival = self.memory.calibration.setdefault(bid.key.source, Calibration()).limit(survival)
+        self.min_survival = self.memory.calibration.setdefault(bid.by.key.source, Calibration()).limit(survival)
 
     # --- after a round ----------------------------------------------------------------------------------------------
 
@@ -296,15 +298,17 @@ class AdaptiveController(Controller):
             return
         self._settle(record, bid, self._plain)
 
-    def _settle(self, record: RoundRecord, bid: _Bid, plain: _Plain) -> None:
+    def _settle(self, record: RoundRecord, bid: Bid, plain: Plain) -> None:
         """Learn from a round that drafted, and book what it gained or lost."""
-        memory, source = self.memory, bid.key.source
+        memory, source = self.memory, bid.by.key.source
         is_own = record.source == source
         drafted, accepted = (record.drafted, record.accepted) if is_own else (0, 0)
         draft_s = max(record.draft_s, record.propose_s)  # a test's clock may be slower than the real one
         usual_s = memory.costs.draft_s(source, bid.k, None, plain.seconds)
-        if bid.n_missed > self.k + 1:
-            memory.costs.learn_catch_up(source, bid.n_missed, draft_s - usual_s)  # nothing is ahead of one who sat out
+        if bid.by.n_missed > self.k + 1:
+            memory.costs.learn_catch_up(
+                source, bid.by.n_missed, draft_s - usual_s
+            )  # nothing is ahead of one who sat out
             if not self._pays_catch_up(bid, plain):
                 draft_s = min(draft_s, usual_s)
         elif not record.cut:
@@ -312,13 +316,12 @@ class AdaptiveController(Controller):
             if not record.hit:  # what is drafted ahead says nothing of what drafting costs
                 memory.costs.learn_draft(source, max(drafted, 1), draft_s)
         self._fed[source] = self._n_tokens
-        if is_own:
-            memory.acceptance[bid.key].learn(drafted, accepted)
-            memory.known_k[source] = max(memory.known_k.get(source, 0), min(drafted, accepted + 1))
+        if is_own and not bid.by.judges_itself:
+            self._learn(bid.by.key, drafted, accepted)
         if is_own and record.scores and not record.cut:
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
-            self._rest(bid.key).wait = FIRST_REST
+            self._rest(bid.by.key).wait = FIRST_REST
         n_rows = record.n_rows - self._sunk
         call_s = memory.costs.target_s(n_rows, self._n_tokens, self._width(1)) or 0.0
         host_s = memory.costs.host_s + (record.emitted - 1) * memory.costs.token_s
@@ -347,20 +350,19 @@ class AdaptiveController(Controller):
         names = ", ".join(drafter.source for drafter, _ in offers)
         return "no proposal", f"nothing to propose ({names})"
 
-    def _why_none(self, bids: Sequence[_Bid], plain: _Plain) -> tuple[str, str]:
+    def _why_none(self, bids: Sequence[Bid], plain: Plain) -> tuple[str, str]:
         best = max(bids, key=lambda bid: bid.rate)
-        gain, source = best.rate * plain.token_s, best.key.source
+        gain, source = best.rate * plain.token_s, best.by.key.source
         if gain > 1.0 and not self._affords(best, plain):
             ledger = self.memory.ledger
             return "account", (
                 f"{source} lost {ledger.lost_steps:.1f} plain steps and won {ledger.won_steps:.1f}: "
                 "what it may lose is used up"
             )
-        chance = self.memory.acceptance[best.key].chances(1, MODEL_PRIOR)[0]
         wanted = f", {LEAST_GAIN:g}x is wanted" if gain > 1.0 else ""
         return (
             "no gain",
-            f"{source} with k = {best.k} would run at {gain:.2f}x of plain (acceptance {chance:.2f}){wanted}",
+            f"{source} with k = {best.k} would run at {gain:.2f}x of plain (acceptance {best.by.hope:.2f}){wanted}",
         )
 
     def summary(self) -> dict[str, Any]:

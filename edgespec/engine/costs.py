@@ -106,14 +106,19 @@ class MeasuredCosts:
     def _medians(self) -> dict[int, dict[int, float]]:
         return {at: {n: entry.median for n, entry in rows.items()} for at, rows in self.target.items()}
 
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        """The shortest and the longest context that was measured."""
+        return min(self.target), max(self.target)
+
     def seconds(self, n_rows: int, n_past: int) -> float:
         """A target call of `n_rows` rows on `n_past` cached tokens, between the context lengths that were measured."""
-        contexts = sorted(self.target)
-        values = [at_or_above(self._medians[at], n_rows) for at in contexts]
-        if len(contexts) == 1 or n_past <= contexts[0]:
-            return values[0]
-        share = min((n_past - contexts[0]) / (contexts[-1] - contexts[0]), 4.0)
-        return max(values[0] + share * (values[-1] - values[0]), 0.5 * values[0])
+        shortest, longest = self._ends
+        least = at_or_above(self._medians[shortest], n_rows)
+        if shortest == longest or n_past <= shortest:
+            return least
+        share = min((n_past - shortest) / (longest - shortest), 4.0)
+        return max(least + share * (at_or_above(self._medians[longest], n_rows) - least), 0.5 * least)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -183,7 +188,8 @@ class CostTable:
         self._drafts: dict[str, _Running] = {}
         self._catch_up: dict[str, float] = {}
         self._saved: dict[str, float] = {}
-        self._asked: dict[tuple[int, int, int], float | None] = {}  # answers until something new is learnt
+        self._context = -1  # in steps, of what is remembered
+        self._bases: dict[int, float] = {}  # rows -> seconds at the usual pace, until something new is learnt
 
     def knows(self, n_rows: int) -> bool:
         """Whether a call of so many rows was measured here or in the profile."""
@@ -195,14 +201,24 @@ class CostTable:
 
     def target_s(self, n_rows: int, n_past: int, least: int = 1) -> float | None:
         """A target call; None while nothing at all is known. No less than one of `least` rows, whatever noise says."""
-        key = n_rows, n_past // CONTEXT_STEP, least
-        if key not in self._asked:  # a controller asks the same again, round after round
+        base = self._known(n_rows, n_past)
+        if base is None:
+            return None
+        if least < n_rows:
+            base = max(base, self._known(least, n_past) or 0.0)
+        return base * self.pace
+
+    def _known(self, n_rows: int, n_past: int) -> float | None:
+        """`_base`, remembered: a controller asks the same again, round after round."""
+        if n_past // CONTEXT_STEP != self._context:
+            self._context = n_past // CONTEXT_STEP
+            self._bases.clear()
+        base = self._bases.get(n_rows)
+        if base is None:
             base = self._base(n_rows, n_past)
-            if base is not None and least < n_rows:
-                base = max(base, self._base(least, n_past) or 0.0)
-            self._asked[key] = base
-        base = self._asked[key]
-        return None if base is None else base * self.pace
+            if base is not None:
+                self._bases[n_rows] = base
+        return base
 
     def _base(self, n_rows: int, n_past: int) -> float | None:
         medians = self._rows.medians
@@ -232,7 +248,9 @@ class CostTable:
         is_settled = self.measured is not None or self._seen[n_rows] > KEPT
         if is_settled and n_rows == min(self._seen):
             return  # the yardstick: what changes with it is the pace
-        self._asked.clear()
+        if self.measured is None:
+            self._bases.clear()  # guesses lean on other row counts
+        self._bases.pop(n_rows, None)
         if self._seen[n_rows] == 1 and (guess := self._base(n_rows, n_past)):
             for _ in range(SEEDS[self.measured is None]):
                 self._rows.add(n_rows, guess)

@@ -42,6 +42,10 @@ class Ledger:
         most = max(self.count / 2, min(self.count, LEAST_COUNT)) if self.lost_steps else self.count
         return steps <= self.steps and count <= most
 
+    def vindicate(self) -> None:
+        """A proposal that was not run would have paid: rows may be tried again, time is as scarce as before."""
+        self.count = max(self.count, OPEN_COUNT)
+
     def settle(self, emitted: int, gained_steps: float = 0.0, count: int = 0) -> None:
         """Book one round. gained_steps: plain steps that it saved, negative where it lost; count: rows and runs."""
         self.tokens += emitted

@@ -85,6 +85,12 @@ def test_what_the_plan_chose_is_measured_whatever_its_length() -> None:
 def test_one_prompt_cannot_both_calibrate_and_judge() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
         auto.AutoOptions(n_prompts=1)
+    assert auto.AutoOptions(n_prompts=1, calibrate="first-use").n_prompts == 1, "other texts calibrate"
+
+
+def test_an_unknown_way_to_calibrate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="half, first-use"):
+        auto.AutoOptions(calibrate="quarter")
 
 
 @pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])

@@ -87,3 +87,17 @@ def test_a_calibration_finds_the_power(power: float) -> None:
     assert found.power == pytest.approx(power, abs=0.3)
     assert found.limit(0.0) == 0.0
     assert found.limit(0.5) ** found.power == pytest.approx(0.5)
+
+
+def test_what_would_have_paid_gives_rows_back_and_no_time() -> None:
+    ledger = Ledger()
+    ledger.settle(1, -1.5, 8)
+    assert not ledger.affords(0.1, 1)
+    ledger.vindicate()
+    assert ledger.affords(0.1, 1)
+    assert not ledger.affords(0.6, 1), "half a plain step is left"
+    assert ledger.won_steps == 0.0
+    ledger.settle(9, 5.0, 1)
+    balance = ledger.count
+    ledger.vindicate()
+    assert ledger.count == balance, "never less than it was"

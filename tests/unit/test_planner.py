@@ -64,7 +64,7 @@ def test_n_grams_that_are_not_worth_it_do_not_cost_a_draft_that_is() -> None:
 
 
 def test_n_grams_are_kept_where_a_model_hardly_gains_on_them() -> None:
-    copied, model = target(0.1, COPIED_TEXT), draft((0.999,) * 8, 0.036, contention=(9.0, 9.0))
+    copied, model = target(0.1, COPIED_TEXT), draft((0.6,) * 8, 0.1, contention=(9.0, 9.0))
     found = plan(copied, model)
     free = max((c for c in found.candidates if c.draft == "ngram"), key=lambda c: c.tok_s)
     assert free.tok_s < found.candidates[0].tok_s < 1.05 * free.tok_s
