@@ -133,7 +133,10 @@ class CalibrationRun:
         return self._run(variant)[1]
 
     def sweep(self, k: int) -> list[RoundRecord]:
-        """Round records with n-gram drafts of 1 to `k` tokens in turn, from any match at all."""
+        """Round records with n-gram drafts of 0 to `k` tokens in turn, from any match at all.
+
+        Plain steps are among them, so that how much longer other calls take does not depend on the machine's mood.
+        """
         variant = self._variant("ngram", k, "fixed", prompt_lookup_min=1)
         variant.steering = _Steered(variant, _Sweep(k))
         return self._run(variant)[1]
@@ -184,12 +187,12 @@ class _Steered(Steering):
 
 
 class _Sweep(Controller):
-    """Asks for 1, 2, ... k tokens and begins again."""
+    """Asks for 0, 1, 2, ... k tokens and begins again."""
 
     def choose(
         self, drafters: Sequence[Drafter], context: DraftContext, room: int, n_pending: int = 1
     ) -> tuple[Drafter | None, int]:
-        self.k = self.k % self.max_k + 1
+        self.k = (self.k + 1) % (self.max_k + 1)
         return super().choose(drafters, context, room, n_pending)
 
 

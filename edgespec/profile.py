@@ -48,7 +48,7 @@ __all__ = [
     "refuse_tree",
 ]
 
-VERSION = 5
+VERSION = 6
 MOST_K = 8  # tokens that a plan drafts a round
 LEAST_SWEPT = 10  # tokens of a text that say how calls last in place; a slow target's host time is nothing beside them
 _TEXTS = ("name", "device", "kind", "power")  # fields that hold words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,15 @@ def test_a_slow_target_writes_shorter_texts_at_first_use(
     assert [len(text) for _, text in found.texts] == [n_tokens] * 2
     assert sorted(found.costs.target[64]) == [1, 2, 3, 4, 5]
     assert len(swept) == (n_tokens >= 10)  # a slow target is not run once more for the sake of the host's time
+
+
+def test_the_sweep_has_as_many_plain_steps_as_others() -> None:
+    """The machine slowed down between texts of plain steps and the sweep, and a row looked 20 % dearer than it was."""
+    run = CalibrationRun(LLM(slow_table(1.0, 0.1), draft="ngram", exact=False), None, SMALL, 0.0)
+    asked = [record.asked_k for record in run.sweep(3)]
+    counts = Counter(k for k in asked if k in (0, 1, 2, 3))
+    assert counts[0] >= max(counts[k] for k in (1, 2, 3))
+    assert counts[1]
 
 
 def pair(tmp_path: Path, **options: Any) -> tuple[LLM, Profile]:

@@ -1,8 +1,9 @@
 """One graph that updates its KV cache in place, with the buffers and bindings of one sequence or of a few aligned ones.
 
-A binding (the arrays of one call shape, bound once) is made for each number of rows and of logits rows and reused, so
-that a step costs the host a few array writes. Lengths are the caller's: a run says how many cached tokens it is on, and
-rewinding costs nothing. Knows nothing of folders and of what a caller may ask for.
+The cache is bound once. The arrays of a call shape (rows and logits rows), made once for each, take the place of one
+another there: a step costs the host a few array writes, one of another shape a few bindings. Lengths are the caller's:
+a run says how many cached tokens it is on, and rewinding costs nothing. Knows nothing of folders and of what a caller
+may ask for.
 """
 
 from __future__ import annotations
@@ -30,24 +31,56 @@ MAX_BINDINGS = 24  # call shapes kept per session; prefill chunks of odd lengths
 # The head's kernel for one row rounds differently from the one for several, so a call of several tokens never asks it
 # for one row: what a position's logits are may not depend on how many of them are wanted.
 MIN_LOGITS_ROWS = 2
+FIRST_LOGITS_ROWS = (
+    16  # that the first buffer of logits holds: untouched pages cost no memory, and a larger one is bound anew
+)
+
+Values = list[tuple[str, Any]]
+
+
+@dataclass
+class _Bound:
+    """A binding with the cache in it. remote: inputs to bind again before each run. shape: whose arrays are in it."""
+
+    io: Any
+    remote: Values
+    shape: _Binding | None = None
 
 
 @dataclass
 class _Binding:
-    """The arrays of one call shape, all bound; None where the graph has no such port.
+    """The arrays of one call shape; None where the graph has no such port.
 
-    remote: inputs to bind again before each run.
+    inputs, outputs: what to bind where another shape was bound before. remote: inputs to bind again before each run.
     """
 
-    io: Any
+    bound: _Bound
+    inputs: Values
+    outputs: Values
     ids: Array | None
     features: Array | None
     positions: Array | None
     rows: Array | None
     logits: Array | None
     hidden: dict[str, Array]
-    remote: list[tuple[str, Any]]
+    remote: Values
     wanted: list[int] | None = None  # what `rows` was last filled with
+
+    @property
+    def io(self) -> Any:
+        return self.bound.io
+
+    def enter(self) -> None:
+        """Put the arrays where the runtime finds them."""
+        bound = self.bound
+        if bound.shape is not self:
+            for name, value in self.inputs:
+                bound.io.bind_ortvalue_input(name, value)
+            for name, value in self.outputs:
+                bound.io.bind_ortvalue_output(name, value)
+            bound.shape = self
+        for name, value in (*bound.remote, *self.remote):
+            bound.io.bind_ortvalue_input(name, value)
 
 
 class CachedGraph:
@@ -66,6 +99,7 @@ class CachedGraph:
         self._last_row_only = last_row_only
         self._memory = KvMemory(runtime, signature, batch)
         self.bindings: OrderedDict[tuple[int, int, tuple[str, ...]], _Binding] = OrderedDict()
+        self._bound: dict[tuple[str, ...], _Bound] = {}  # by the features that are wanted: outputs cannot be taken out
         self._logits = np.empty(0, np.float32 if signature.logits is None else signature.logits.dtype)
         self._seqlens = np.zeros(batch, np.int32)
         self._total = np.zeros((), np.int32) if signature.total is None else _zeros(signature.total, ())
@@ -89,7 +123,7 @@ class CachedGraph:
 
     def close(self) -> None:
         """Free the buffers."""
-        self.bindings.clear()
+        self._unbind()
         self._memory.clear()
 
     def run(
@@ -142,19 +176,23 @@ class CachedGraph:
     def _execute(self, binding: _Binding) -> float:
         """Run it; returns the seconds that this took."""
         started_s = time.perf_counter()
-        for name, value in binding.remote:
-            binding.io.bind_ortvalue_input(name, value)
+        binding.enter()
         self._runtime.run_with_iobinding(binding.io)
         if self._memory.place is not None:
             self._memory.settle(binding.io.get_outputs())
-            self.bindings.clear()
+            self._unbind()
         return time.perf_counter() - started_s
 
     def move(self, start: int, rows: Sequence[int]) -> None:
         """Make the cached tokens `rows` (ascending, none before its new place) the ones from `start` on."""
         self._memory.move(start, rows)
         if self._memory.place is not None:
-            self.bindings.clear()
+            self._unbind()
+
+    def _unbind(self) -> None:
+        """What the bindings hold has moved."""
+        self.bindings.clear()
+        self._bound.clear()
 
     def _wanted(self, binding: _Binding, rows: list[int], n_all: int) -> FloatArray:
         if binding.logits is None:
@@ -188,7 +226,7 @@ class CachedGraph:
     def _grow(self, total: int) -> None:
         """Buffers of at least twice the length, with the cached part copied; bindings are made anew."""
         self._memory.grow(min(max(MIN_CAPACITY, 2 * self.capacity, total), self._n_ctx))
-        self.bindings.clear()
+        self._unbind()
 
     def _binding(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
         key = (n_tokens, n_rows, taps)
@@ -214,52 +252,67 @@ class CachedGraph:
         """All bindings share one flat logits buffer; a larger call replaces it and the bindings over it."""
         size = int(np.prod(self._logits_shape(n_tokens, n_rows)))
         if size > self._logits.size:
-            self._logits = aligned_zeros((max(size, 2 * self._logits.size),), self._logits.dtype)
+            first = FIRST_LOGITS_ROWS * self._signature.n_vocab
+            self._logits = aligned_zeros((max(size, 2 * self._logits.size, first),), self._logits.dtype)
             self.bindings.clear()
+
+    def _bind_cache(self, taps: tuple[str, ...]) -> _Bound:
+        """A binding of all that is the same at every shape."""
+        bound = self._bound.get(taps)
+        if bound is not None:
+            return bound
+        signature, memory = self._signature, self._memory
+        bound = self._bound[taps] = _Bound(self._runtime.io_binding(), [])
+        values: Values = [
+            (port.name, ort_value(array))
+            for port, array in (
+                (signature.seqlens, self._seqlens), (signature.total, self._total), (signature.extra, self.extra)
+            )
+            if port is not None
+        ]  # fmt: skip
+        if not memory.is_on_device:
+            values += [(past.name, value) for past, value in zip(signature.past, memory.values, strict=True)]
+        for name, value in values:
+            if name in self._remote:
+                bound.remote.append((name, value))
+            else:
+                bound.io.bind_ortvalue_input(name, value)
+        for past, present, value in zip(signature.past, signature.present, memory.values, strict=True):
+            if memory.is_on_device:
+                bound.io.bind_ortvalue_input(past.name, value)
+            if memory.place is None:
+                bound.io.bind_ortvalue_output(present.name, value)
+            else:
+                bound.io.bind_output(present.name, *memory.place)
+        return bound
 
     def _bind(self, n_tokens: int, n_rows: int, taps: tuple[str, ...]) -> _Binding:
         signature, batch = self._signature, self._batch
-        io = self._runtime.io_binding()
-        remote: list[tuple[str, Any]] = []
+        inputs: Values = []
+        outputs: Values = []
+        remote: Values = []
 
-        def take(name: str, value: Any) -> None:
-            if name in self._remote:
-                remote.append((name, value))
-            else:
-                io.bind_ortvalue_input(name, value)
-
-        def bind(port: Port | None, shape: tuple[int, ...] = (), array: Array | None = None) -> Array | None:
+        def bind(port: Port | None, shape: tuple[int, ...]) -> Array | None:
             if port is None:
                 return None
-            array = _zeros(port, shape) if array is None else array
-            take(port.name, ort_value(array))
+            array = _zeros(port, shape)
+            (remote if port.name in self._remote else inputs).append((port.name, ort_value(array)))
             return array
 
-        bind(signature.seqlens, array=self._seqlens)
-        bind(signature.total, array=self._total)
-        bind(signature.extra, array=self.extra)
-        memory = self._memory
-        for past, present, value in zip(signature.past, signature.present, memory.values, strict=True):
-            if memory.is_on_device:
-                io.bind_ortvalue_input(past.name, value)
-            else:
-                take(past.name, value)
-            if memory.place is None:
-                io.bind_ortvalue_output(present.name, value)
-            else:
-                io.bind_output(present.name, *memory.place)
         logits = None
         if signature.logits is not None:
             shape = self._logits_shape(n_tokens, n_rows)
             logits = self._logits[: int(np.prod(shape))].reshape(shape)
-            io.bind_ortvalue_output(signature.logits.name, ort_value(logits))
+            outputs.append((signature.logits.name, ort_value(logits)))
         hidden = {}
         for tap in taps:
             port = signature.taps[tap]
             hidden[tap] = _zeros(port, (batch * n_tokens, port.shape[-1] or 0))
-            io.bind_ortvalue_output(port.name, ort_value(hidden[tap]))
+            outputs.append((port.name, ort_value(hidden[tap])))
         return _Binding(
-            io=io,
+            bound=self._bind_cache(taps),
+            inputs=inputs,
+            outputs=outputs,
             ids=bind(signature.ids, (batch, n_tokens)),
             features=bind(signature.features, (n_tokens, signature.n_features)),
             positions=bind(signature.positions, (batch, n_tokens)),
