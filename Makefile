@@ -1,7 +1,7 @@
 # Targets for people and for CI. Override PYTHON (the interpreter to start from) and VENV (where the environment goes).
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= onnx,qnn,export,train,dev
+EXTRAS ?= onnx,qnn,export,train,server,dev
 BIN := $(VENV)/bin
 MODEL := smollm2-135m
 PROMPT := Write a short story about a fox who learns to swim.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgespec.llm import LLM
     from edgespec.outputs import CompletionOutput, Delta
 
-__all__ = ["command", "load_llm", "prompt_ids"]
+__all__ = ["command", "load_llm", "print_pieces", "print_stats", "prompt_ids", "to_json"]
 
 
 @click.command("run")
@@ -136,23 +136,29 @@ def _generate(llm: LLM, ids: list[int], params: Any, values: dict[str, Any]) -> 
     deltas = llm.stream(ids, params)
     if values["as_json"]:
         output = _last(deltas)
-        console.print_json({"model": str(values["model"]), "prompt_tokens": len(ids), **_output_json(output)})
+        console.print_json({"model": str(values["model"]), "prompt_tokens": len(ids), **to_json(output)})
         return
-    out = console.out()
-    last: CompletionOutput | None = None
-    try:
-        for text, delta in _pieces(llm, deltas, colour=values["verbose"]):
-            out.print(text, end="")
-            last = delta.output or last
-    finally:
-        out.print()
-        deltas.close()  # type: ignore[attr-defined]
+    last = print_pieces(llm, deltas, colour=values["verbose"])
     if last is None:
         return
     for note in last.stats.notes:
         console.say(f"note: {note}")
     if values["verbose"]:
-        _print_stats(last)
+        print_stats(last)
+
+
+def print_pieces(llm: LLM, deltas: Iterator[Delta], *, colour: bool) -> CompletionOutput | None:
+    """Print an answer as it comes, and end its line whatever happens; what it came to, None where it was cut short."""
+    out = console.out()
+    last: CompletionOutput | None = None
+    try:
+        for text, delta in _pieces(llm, deltas, colour=colour):
+            out.print(text, end="")
+            last = delta.output or last
+    finally:
+        out.print()
+        deltas.close()  # type: ignore[attr-defined]
+    return last
 
 
 def _pieces(llm: LLM, deltas: Iterator[Delta], *, colour: bool) -> Iterator[tuple[str | Text, Delta]]:
@@ -183,7 +189,8 @@ def _last(deltas: Iterator[Delta]) -> CompletionOutput:
     return output
 
 
-def _output_json(output: CompletionOutput) -> dict[str, Any]:
+def to_json(output: CompletionOutput) -> dict[str, Any]:
+    """An answer as plain data."""
     return {
         "text": output.text,
         "token_ids": output.token_ids,
@@ -193,7 +200,8 @@ def _output_json(output: CompletionOutput) -> dict[str, Any]:
     }
 
 
-def _print_stats(output: CompletionOutput) -> None:
+def print_stats(output: CompletionOutput) -> None:
+    """An answer's figures, on stderr."""
     from edgespec.compare import speculation_lines
 
     s = output.stats

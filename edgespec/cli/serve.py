@@ -1,0 +1,78 @@
+"""`edgespec serve`: the model behind OpenAI's HTTP API."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any
+
+import click
+
+from edgespec.cli import console
+from edgespec.cli.options import DEFAULT_MODEL, engine_options
+from edgespec.cli.run import load_llm
+from edgespec.errors import ConfigError, MissingDependencyError
+
+__all__ = ["command"]
+
+
+@click.command("serve")
+@click.option(
+    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="A pair's name, a folder or a .gguf file."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; others than this machine's need a key.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
+@click.option("--api-key", envvar="EDGESPEC_API_KEY", help="Key that requests must bring.  [$EDGESPEC_API_KEY]")
+@click.option("-a", "--alias", help="What the model is called in the API.  [the model's name]")
+@engine_options
+def command(**values: Any) -> None:
+    """Serve a model over HTTP, as OpenAI does: /v1/chat/completions, /v1/completions, /v1/models.
+
+    Requests are answered one after another, streamed where they ask for it. Fields of a request have the names of the
+    Python API (temperature, top_k, min_p, seed, stop_token_ids ...), whose defaults hold.
+    """
+    try:
+        import uvicorn
+
+        from edgespec.server.app import create_app
+    except ImportError as error:
+        raise MissingDependencyError(f"{error.name} is not installed: pip install 'edgespec[server]'") from error
+    host, api_key = values["host"], values["api_key"]
+    is_local = _is_local(host)
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
+        raise ConfigError("--api-key must be printable ASCII without spaces around it, and not empty")
+    if api_key is None and not is_local:
+        raise ConfigError(f"--host {host} is open to other machines: give an --api-key, or stay on 127.0.0.1")
+    with _listen(host, values["port"]) as listener, load_llm({**values, "as_json": False}, may_plan=True) as llm:
+        name = values["alias"] or llm.target.info.name
+        port = listener.getsockname()[1]
+        hosts = ["127.0.0.1", "localhost", "[::1]", "::1", host] if is_local else None
+        app = create_app(llm, name, api_key, hosts)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        console.say(f"serving {name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1 (Ctrl-C ends)")
+        server.run(sockets=[listener])
+
+
+def _is_local(host: str) -> bool:
+    """Whether nobody but this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A bound socket; raises ConfigError where the address cannot be had."""
+    listener = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        return listener
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}; try another --port") from error
