@@ -24,8 +24,8 @@ Message = dict[str, str]
 class Conversation:
     """One conversation with a model that has a chat template. turns: the messages after the system's.
 
-    answer: the last answer, as far as it came. last: its output, None where it was cut short. Raises ConfigError where the
-    model has no chat template, or its template refuses a system message.
+    answer: the last answer, as far as it came. last: its output, None where it was cut short. Raises ConfigError where
+    the model has no chat template, or its template refuses a system message.
     """
 
     def __init__(self, llm: LLM, params: SamplingParams | None = None, system: str | None = None) -> None:
@@ -60,7 +60,7 @@ class Conversation:
         return self._ask([*self.turns, {"role": "user", "content": text}])
 
     def again(self) -> Iterator[Delta]:
-        """Another answer to the last message, in the place of the one it has. Raises ConfigError where there is none."""
+        """Another answer to the last message, in the place of its own. Raises ConfigError where there is none."""
         asked = list(self.turns)
         while asked and asked[-1]["role"] != "user":
             asked.pop()

@@ -30,6 +30,7 @@ __all__ = ["COMMANDS", "LazyGroup", "main"]
 COMMANDS: Mapping[str, str] = {
     "run": "Generate text from a prompt, with speculation.",
     "chat": "Chat with a model, with speculation.",
+    "serve": "Serve a model over HTTP, as OpenAI does.",
     "pull": "Fetch a known model and convert it for this machine.",
     "list": "List the known models and which are here.",
     "info": "Say what a model that is here is made of.",

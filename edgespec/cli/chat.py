@@ -44,8 +44,8 @@ ENDS = ("/bye", "/exit", "/quit")
 def command(**values: Any) -> None:
     """Chat with a model. What is in the cache from earlier turns is not run again.
 
-    Messages are lines, or several between lines of three double quotes; /help lists the commands. On standard input that
-    is no terminal each line is a message. Ctrl-C ends an answer and keeps what came of it.
+    Messages are lines, or several between lines of three double quotes; /help lists the commands. On standard input
+    that is no terminal each line is a message. Ctrl-C ends an answer and keeps what came of it.
     """
     from edgespec.conversation import Conversation
 
@@ -63,7 +63,7 @@ class Chat:
         self.noted: set[str] = set()
 
     def run(self) -> None:
-        """Until the input ends or a command ends it. Raises ConfigError for a mistake where nobody is there to mend it."""
+        """Until the input or a command ends it. Raises ConfigError for a mistake where nobody is there to mend it."""
         if self.is_typed:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  # input() edits lines with it
@@ -143,7 +143,7 @@ class Chat:
 
 
 def _messages(is_typed: bool) -> Iterator[str]:
-    """What is typed, or the lines of standard input; blocks between lines of three double quotes as one. None are empty."""
+    """Messages as typed, or the lines of standard input; lines between QUOTES are one. None are empty."""
     lines: list[str] | None = None
     for line in _typed() if is_typed else _piped():
         if line.strip() == QUOTES:

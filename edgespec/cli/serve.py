@@ -49,6 +49,7 @@ def command(**values: Any) -> None:
         hosts = ["127.0.0.1", "localhost", "[::1]", "::1", host] if is_local else None
         app = create_app(llm, name, api_key, hosts)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        listener.listen()  # whoever reads the next line may ask at once
         console.say(f"serving {name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1 (Ctrl-C ends)")
         server.run(sockets=[listener])
 
@@ -75,4 +76,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}; try another --port") from error
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; try another --port"
+        ) from error

@@ -62,7 +62,7 @@ class _Events(StreamingResponse):
         try:
             await super().stream_response(send)
         finally:
-            await self.body_iterator.aclose()  # type: ignore[union-attr]
+            await self.body_iterator.aclose()  # type: ignore[attr-defined]
 
 
 class _Server:
@@ -118,7 +118,9 @@ class _Server:
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.name):
-            raise BadRequest(f"there is no model {name!r} here: {self.name!r} is served", "model", 404, "model_not_found")
+            raise BadRequest(
+                f"there is no model {name!r} here: {self.name!r} is served", "model", 404, "model_not_found"
+            )
 
     async def chat(self, request: Request) -> Response:
         return await self._answer(request, is_chat=True)
@@ -172,7 +174,7 @@ async def _events(job: Job, reply: Reply, wants_usage: bool) -> AsyncIterator[by
 
 
 async def _body(request: Request) -> bytes:
-    """Raises BadRequest for one that is too large or does not call itself JSON, as a form of a foreign page would not."""
+    """Raises BadRequest for one that is too large, or not called JSON, as a form of a foreign page would not be."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise BadRequest(f"the content type is {kind!r}; application/json is wanted", None, 415)

@@ -1,6 +1,7 @@
 """What a request asks for: the bodies of OpenAI's API, under `SamplingParams`' names and OpenAI's.
 
-A field that cannot be honoured is refused by name; nothing is ignored but what says nothing of the answer. Knows no model.
+A field that cannot be honoured is refused by name; nothing is ignored but what says nothing of the answer. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**values)
     except ConfigError as error:
-        field = field_of(error)
-        raise BadRequest(str(error), next((n for n in given if ALIASES.get(n, n) == field), field)) from error
+        named = field_of(error)
+        raise BadRequest(str(error), next((n for n in given if ALIASES.get(n, n) == named), named)) from error
 
 
 def field_of(error: ConfigError) -> str | None:

@@ -6,6 +6,7 @@ Knows no HTTP. An `edgespec.LLM` serves one request at a time; its caches are re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -88,10 +89,8 @@ class Worker:
         current = self._current
         if current is not None:
             current.leave()
-        try:
+        with contextlib.suppress(queue.Full):  # then whoever is next sees that it is closed
             self._waiting.put_nowait(None)
-        except queue.Full:  # whoever is next sees that it is closed
-            pass
         self._thread.join()
 
     def _work(self) -> None:

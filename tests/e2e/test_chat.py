@@ -19,9 +19,7 @@ pytestmark = pytest.mark.real_model
 SUM = "What is two plus three? Answer in one word."
 
 
-def chat(
-    *arguments: str, stdin: bytes, env: dict[str, str], code: int = 0
-) -> subprocess.CompletedProcess[bytes]:
+def chat(*arguments: str, stdin: bytes, env: dict[str, str], code: int = 0) -> subprocess.CompletedProcess[bytes]:
     done = subprocess.run(
         [sys.executable, "-m", "edgespec", "chat", "-n", "12", *arguments],
         env=env,
@@ -38,7 +36,7 @@ def chat(
 def test_lines_are_messages_of_one_conversation(child_env: dict[str, str], real_bundle: str) -> None:
     done = chat("--json", stdin=f"{SUM}\nAnd minus one?\n".encode(), env=child_env)
     turns = [json.loads(line) for line in done.stdout.splitlines()]
-    params, messages = SamplingParams(max_tokens=12), [{"role": "user", "content": SUM}]
+    params, messages = SamplingParams(temperature=0.0, max_tokens=12), [{"role": "user", "content": SUM}]
     with LLM(real_bundle, draft="none") as llm:
         for turn, text in zip(turns, ("And minus one?", None), strict=True):
             output = llm.chat(messages, params).outputs[0]
@@ -49,7 +47,9 @@ def test_lines_are_messages_of_one_conversation(child_env: dict[str, str], real_
 
 
 def test_commands_blocks_and_ends(child_env: dict[str, str]) -> None:
-    text = f'/help\n{SUM}\n/stats\n/regen\n/clear\n"""\nSay\n\nyes\n"""\n/system Answer in French.\n{SUM}\n/bye\nnever\n'
+    text = (
+        f'/help\n{SUM}\n/stats\n/regen\n/clear\n"""\nSay\n\nyes\n"""\n/system Answer in French.\n{SUM}\n/bye\nnever\n'
+    )
     done = chat("--draft", "none", "--json", stdin=text.encode(), env=child_env)
     turns = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(turns) == 4

@@ -68,8 +68,8 @@ def test_addresses_that_cannot_be_served_are_one_line(
     child_env: dict[str, str], arguments: list[str], message: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "edgespec", "serve", *arguments], env=child_env, capture_output=True, text=True, timeout=60,
-        check=False,
+        [sys.executable, "-m", "edgespec", "serve", *arguments], env=child_env, capture_output=True, text=True,
+        timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert message in done.stderr

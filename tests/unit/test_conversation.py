@@ -14,10 +14,10 @@ from edgespec.testing import TableModel
 from edgespec.testing.tokenizer import write_tokenizer
 from edgespec.text import Tokenizer
 
-N_VOCAB = 60
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}Z"
+N_VOCAB = 67
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
 SYSTEMLESS = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
-PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 def make_llm(folder: Path, template: str | None = TEMPLATE, n_ctx: int = 256) -> LLM:

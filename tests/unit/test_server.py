@@ -30,12 +30,18 @@ class Client:
     def __init__(self, port: int, llm: LLM) -> None:
         self.port, self.llm = port, llm
 
-    def open(self, method: str, path: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+    @contextmanager
+    def open(self, method: str, path: str, body: Any = None, **headers: str) -> Iterator[http.client.HTTPResponse]:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-        connection.request(method, path, data, sent)
-        return connection.getresponse()
+        sent = {"Content-Type": "application/json", "Connection": "close"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, data, sent)
+            with connection.getresponse() as response:
+                yield response
+        finally:
+            connection.close()
 
     def post(self, path: str, body: Any, status: int = 200, **headers: str) -> Any:
         with self.open("POST", path, body, **headers) as response:
@@ -95,7 +101,9 @@ def test_an_answer_is_that_of_the_python_api(client: Client) -> None:
 @pytest.mark.parametrize("wants_usage", [False, True])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_stream_says_the_same_in_pieces(client: Client, path: str, wants_usage: bool) -> None:
-    body: dict[str, Any] = CHAT if "chat" in path else {"prompt": "hello", "max_tokens": 12, "seed": 4, "ignore_eos": True}
+    body: dict[str, Any] = (
+        CHAT if "chat" in path else {"prompt": "hello", "max_tokens": 12, "seed": 4, "ignore_eos": True}
+    )
     choice = client.post(path, body)["choices"][0]
     options = {"stream_options": {"include_usage": True}} if wants_usage else {}
     events = client.events(path, {**body, **options})
@@ -198,11 +206,11 @@ def test_a_client_that_leaves_ends_its_request(client: Client) -> None:
         body = json.dumps({**CHAT, "max_tokens": 5000, "stream": is_stream}).encode()
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         if is_stream:
-            connection.getresponse().read(300)
+            with connection.getresponse() as response:
+                response.read(300)
         else:
             while len(rounds) < 3:
                 time.sleep(0.01)
-        assert connection.sock is None or connection.sock.close() is None
         connection.close()
         assert client.post("/v1/chat/completions", CHAT)["choices"][0]["finish_reason"] == "length"
         assert len(rounds) < 1000

@@ -71,7 +71,9 @@ def test_prompts_of_other_kinds_are_refused(prompt: Any) -> None:
     assert caught.value.param == "prompt"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"a": NaN}', b'{"a": Infinity}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"a": NaN}', b'{"a": Infinity}', b"[" * 100_000]
+)
 def test_bodies_that_are_no_json_objects_are_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="the body is"):
         read_json(body)
