@@ -219,8 +219,8 @@ class AdaptiveController(Controller):
     def _rival(self, bids: Sequence[Bid], plain: Plain, best: Bid) -> Bid:
         """Now and then, instead of the best bid, the shortest one of a source that was hardly or long not tried."""
         for bid in shortest(bids):
-            source = bid.by.key.source
-            if source != best.by.key.source and self._is_due(source) and self._affords(bid, plain):
+            source, is_known = bid.by.key.source, bid.by.judges_itself
+            if source != best.by.key.source and not is_known and self._is_due(source) and self._affords(bid, plain):
                 return bid
         return best
 
