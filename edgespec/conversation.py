@@ -73,7 +73,7 @@ class Conversation:
         return self._answer(asked, self.llm.stream(ids, self.params))
 
     def _answer(self, asked: list[Message], deltas: Iterator[Delta]) -> Iterator[Delta]:
-        self.answer, self.last = "", None
+        before, self.answer, self.last = self.turns, "", None
         try:
             for delta in deltas:
                 self.answer += delta.text
@@ -82,7 +82,7 @@ class Conversation:
         finally:
             deltas.close()  # type: ignore[attr-defined]
             has_come = self.answer or self.last is not None
-            self.turns = [*asked, {"role": "assistant", "content": self.answer}] if has_come else asked[:-1]
+            self.turns = [*asked, {"role": "assistant", "content": self.answer}] if has_come else before
 
 
 def _system(text: str | None) -> list[Message]:

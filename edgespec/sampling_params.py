@@ -94,8 +94,7 @@ class SamplingParams:
 
     def _real(self, name: str, low: float | None, high: float | None, open_low: bool = False) -> None:
         value = getattr(self, name)
-        is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not _is_within(value, low, high, open_low):
+        if not _is_real(value) or not math.isfinite(value) or not _is_within(value, low, high, open_low):
             raise _wrong(name, value, "a finite number" + _range(low, high, open_low))
         self._set(name, float(value))
 
@@ -117,6 +116,14 @@ def _is_within(value: float, low: float | None, high: float | None, open_low: bo
     if low is not None and (value < low or (open_low and value == low)):
         return False
     return high is None or value <= high
+
+
+def _is_real(value: object) -> bool:
+    """Whether it is a number that a float holds; whole numbers may be larger."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and float(value) is not None
+    except OverflowError:
+        return False
 
 
 def _is_integer(value: object) -> bool:
@@ -162,8 +169,9 @@ def _bias(value: Any) -> dict[int, float]:
             token = int(key) if isinstance(key, str) else key
         except ValueError:
             raise _wrong("logit_bias", value, wanted) from None
-        is_number = isinstance(bias, Real) and not isinstance(bias, bool)
-        if not _is_integer(token) or token < 0 or not is_number or math.isnan(bias) or bias == math.inf:
+        if not _is_integer(token) or token < 0 or token in result or not _is_real(bias):
+            raise _wrong("logit_bias", value, wanted)
+        if math.isnan(bias) or bias == math.inf:
             raise _wrong("logit_bias", value, wanted)
         result[int(token)] = float(bias)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ COMMANDS = {
     "/bye": "end (also /exit, /quit, Ctrl-D)",
 }
 ENDS = ("/bye", "/exit", "/quit")
+NAMES = {*(usage.split()[0] for usage in COMMANDS), "/?", *ENDS}
 
 
 @click.command("chat")
@@ -69,21 +71,28 @@ class Chat:
                 import readline  # noqa: F401  # input() edits lines with it
             if not self.values["as_json"]:
                 console.say(f"{self.values['model']}: /help lists the commands, /bye ends")
-        for text in _messages(self.is_typed):
-            if text.strip() in ENDS:
-                return
+        for text, may_command in _messages(self.is_typed, wants_prompt_apart=self.values["as_json"]):
             try:
-                self._take(text)
+                if may_command and text.startswith("/"):
+                    if self._obey(text):
+                        return
+                else:
+                    self._show(self.conversation.ask(text))
             except ConfigError as error:
                 if not self.is_typed:
                     raise
                 console.say(f"Error: {error}")
 
-    def _take(self, text: str) -> None:
+    def _obey(self, text: str) -> bool:
+        """Do what a command says; whether it ends the chat."""
         name, _, rest = text.strip().partition(" ")
-        if not name.startswith("/"):
-            self._show(self.conversation.ask(text))
-        elif name == "/regen":
+        if name not in NAMES:
+            raise ConfigError(f"there is no command {name}: /help lists them; begin a message with a space to send it")
+        if rest and name != "/system":
+            raise ConfigError(f"{name} takes nothing: begin a message with a space to send it")
+        if name in ENDS:
+            return True
+        if name == "/regen":
             self._show(self.conversation.again())
         elif name in ("/help", "/?"):
             for usage, meaning in COMMANDS.items():
@@ -94,24 +103,17 @@ class Chat:
             self.conversation.begin(self.conversation.system)
         elif name == "/system":
             self.conversation.begin(rest.strip() or None)
-        else:
-            raise ConfigError(f"there is no command {name}: /help lists them; begin a message with a space to send it")
+        return False
 
     def _show(self, deltas: Iterator[Delta]) -> None:
         """Print an answer as it comes; Ctrl-C ends it, where there is somebody to go on."""
         conversation, is_json = self.conversation, self.values["as_json"]
-        try:
+        with _interruptible(deltas, self.is_typed) as shown:
             if is_json:
-                for _ in deltas:
+                for _ in shown:
                     pass
             else:
-                print_pieces(conversation.llm, deltas, colour=self.values["verbose"])
-        except KeyboardInterrupt:
-            if not self.is_typed:
-                raise
-            console.say("(stopped)")
-        finally:
-            deltas.close()  # type: ignore[attr-defined]
+                print_pieces(conversation.llm, shown, colour=self.values["verbose"])
         if conversation.last is None:
             if is_json:
                 console.print_json({"text": conversation.answer, "finish_reason": "cancelled"})
@@ -142,30 +144,66 @@ class Chat:
         print_stats(last)
 
 
-def _messages(is_typed: bool) -> Iterator[str]:
-    """Messages as typed, or the lines of standard input; lines between QUOTES are one. None are empty."""
+@contextlib.contextmanager
+def _interruptible(deltas: Iterator[Delta], is_typed: bool) -> Iterator[Iterator[Delta]]:
+    """The answer, which Ctrl-C ends between two rounds, so that what is in the cache stays there; twice: at once.
+
+    Where nobody types, Ctrl-C ends the program.
+    """
+    stopped: list[int] = []
+
+    def stop(signum: int, _frame: Any) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(signum)
+
+    def shown() -> Iterator[Delta]:
+        for delta in deltas:
+            yield delta
+            if stopped:
+                return
+
+    before = signal.signal(signal.SIGINT, stop) if is_typed else None
+    try:
+        yield shown()
+    except KeyboardInterrupt:
+        if not is_typed:
+            raise
+    finally:
+        deltas.close()  # type: ignore[attr-defined]
+        if is_typed:
+            signal.signal(signal.SIGINT, before)
+    if stopped:
+        console.say("(stopped)")
+
+
+def _messages(is_typed: bool, *, wants_prompt_apart: bool) -> Iterator[tuple[str, bool]]:
+    """What is typed, or the lines of standard input, and whether it may be a command; lines between QUOTES are one
+    message, and no command. None are empty."""
     lines: list[str] | None = None
-    for line in _typed() if is_typed else _piped():
+    for line in _typed(wants_prompt_apart) if is_typed else _piped():
         if line.strip() == QUOTES:
             if lines is not None and "".join(lines).strip():
-                yield "\n".join(lines)
+                yield "\n".join(lines), False
             lines = [] if lines is None else None
         elif lines is not None:
             lines.append(line)
         elif line.strip():
-            yield line
+            yield line, True
     if lines is not None:
         raise ConfigError(f"a message that begins with {QUOTES} has no end: close it with a line of {QUOTES}")
 
 
-def _typed() -> Iterator[str]:
+def _typed(wants_prompt_apart: bool) -> Iterator[str]:
+    """wants_prompt_apart: from the answers on standard output, also where that is the terminal."""
+    is_apart = wants_prompt_apart or not sys.stdout.isatty()
     while True:
         try:
-            if sys.stdout.isatty():
-                yield input(">>> ")
-            else:  # the prompt must not get among the answers
+            if is_apart:
                 click.echo(">>> ", nl=False, err=True)
-                yield input()
+            yield input() if is_apart else input(">>> ")
+        except UnicodeDecodeError:
+            console.say("Error: that is not text in the terminal's encoding")
         except EOFError:
             click.echo(err=True)
             return

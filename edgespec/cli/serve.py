@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from typing import Any
 
@@ -12,8 +13,11 @@ from edgespec.cli import console
 from edgespec.cli.options import DEFAULT_MODEL, engine_options
 from edgespec.cli.run import load_llm
 from edgespec.errors import ConfigError, MissingDependencyError
+from edgespec.text.tokenizer_files import check_text
 
 __all__ = ["command"]
+
+GRACE_S = 5  # for connections to close, once told to end
 
 
 @click.command("serve")
@@ -32,13 +36,19 @@ def command(**values: Any) -> None:
     Python API (temperature, top_k, min_p, seed, stop_token_ids ...), whose defaults hold.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401  # said here where it is missing
 
         from edgespec.server.app import create_app
     except ImportError as error:
         raise MissingDependencyError(f"{error.name} is not installed: pip install 'edgespec[server]'") from error
     host, api_key = values["host"], values["api_key"]
     is_local = _is_local(host)
+    if values["trace"] is not None:
+        raise ConfigError("--trace is of one request, and a server has many: use it with `edgespec run`")
+    if values["alias"] is not None:
+        check_text(values["alias"], "--alias")
+        if not values["alias"].strip():
+            raise ConfigError("--alias is empty: give a name, or leave it out")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise ConfigError("--api-key must be printable ASCII without spaces around it, and not empty")
     if api_key is None and not is_local:
@@ -48,10 +58,22 @@ def command(**values: Any) -> None:
         port = listener.getsockname()[1]
         hosts = ["127.0.0.1", "localhost", "[::1]", "::1", host] if is_local else None
         app = create_app(llm, name, api_key, hosts)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        server = _server(app)
         listener.listen()  # whoever reads the next line may ask at once
         console.say(f"serving {name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1 (Ctrl-C ends)")
         server.run(sockets=[listener])
+
+
+def _server(app: Any) -> Any:
+    """A uvicorn server that ends its requests when it is told to end, and waits for connections for a few seconds."""
+    import uvicorn
+
+    class Server(uvicorn.Server):  # type: ignore[misc]
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            super().handle_exit(sig, frame)
+            app.state.stop()
+
+    return Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=GRACE_S))
 
 
 def _is_local(host: str) -> bool:
@@ -70,12 +92,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # elsewhere it lets two servers take one port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         return listener
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         if listener is not None:
             listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; try another --port"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}, port {port}: {reason}; try another --port") from error

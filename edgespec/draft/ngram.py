@@ -132,10 +132,7 @@ class NgramDrafter:
             return Proposal([], self.source)
         if self.tree is not None:
             return self._merge(k, self.tree)
-        proposal = Proposal(self._continuation(self._index.match_end, k), self.source)
-        if k > JUDGED_TOKENS:
-            self._track.ask(proposal, len(context.tokens), _bucket(self._index.match_length))
-        return proposal
+        return Proposal(self._continuation(self._index.match_end, k), self.source)
 
     def guess(self, context: DraftContext, k: int) -> list[int]:
         """As `edgespec.draft.base.Guesser`: the index holds committed tokens, and is followed along the others."""

@@ -122,20 +122,17 @@ class AdaptiveController(Controller):
         for drafter, offer in offers:
             if offer.judged is not None and offer.judged.drafted:
                 bucket, drafted, accepted = offer.judged
-                self._learn(Key(drafter.source, bucket, self.memory.is_drawn), drafted, accepted)
+                self.memory.learn(Key(drafter.source, bucket, self.memory.is_drawn), drafted, accepted)
                 if accepted and drafter.source != tried and self._saves(drafted, accepted):
-                    self.memory.ledger.vindicate()
-
-    def _learn(self, key: Key, drafted: int, accepted: int) -> None:
-        known_k = self.memory.known_k
-        self.memory.acceptance.setdefault(key, Acceptance()).learn(drafted, accepted)
-        known_k[key.source] = max(known_k.get(key.source, 0), min(drafted, accepted + 1))
+                    self.memory.ledger.vindicate(drafter.source)
 
     def _saves(self, drafted: int, accepted: int) -> bool:
-        """Whether a call that verifies so many tokens is quicker than plain steps to the accepted ones."""
-        costs = self.memory.costs
-        plain_s, call_s = (costs.target_s(self._width(n), self._n_tokens) or 0.0 for n in (1, 1 + drafted))
-        return call_s < (1 + accepted) * plain_s
+        """Whether rows beyond a plain step's, for so many tokens, are quicker than plain steps to the accepted ones."""
+        plain_s = self.memory.costs.target_s(self._width(1), self._n_tokens) or 0.0
+        call_s = self.memory.costs.target_s(self._width(1 + drafted), self._n_tokens) or 0.0
+        return (
+            self._width(1 + drafted) > self._width(1) and call_s < (1 + accepted) * self._weigh_plain(plain_s).token_s
+        )
 
     def _wants_plain(self) -> bool:
         """Whether a plain step is due: without a fresh figure of its cost nothing says what drafting loses."""
@@ -224,16 +221,22 @@ class AdaptiveController(Controller):
                 return bid
         return best
 
-    def _is_due(self, source: str) -> bool:
+    def _is_due(self, source: str, after: int | None = None) -> bool:
+        """Whether a source was last tried so many rounds ago; where None, SOON after its first tries and LATE after."""
         tries = self.memory.tries[source]
         last = tries[-1] if tries else -SOON
-        return self.memory.rounds - last >= (SOON if len(tries) < FEW else LATE)
+        return self.memory.rounds - last >= (after or (SOON if len(tries) < FEW else LATE))
 
     def _probe(self, bids: Sequence[Bid], plain: Plain) -> Bid | None:
-        """The shortest try of a source that does not pay, when it has sat out long enough."""
+        """The shortest try of a source that does not pay, when it has sat out long enough.
+
+        Of what judges itself only now and then, for what its rows cost: nothing else would measure that again.
+        """
         chosen = None
         for bid in sorted(shortest(bids), key=lambda bid: -bid.rate):
             if bid.by.judges_itself:
+                if chosen is None and self._is_due(bid.by.key.source, SELDOM) and self._affords(bid, plain):
+                    chosen = bid
                 continue
             rest = self._rest(bid.by.key)
             if rest.left is None:
@@ -255,12 +258,12 @@ class AdaptiveController(Controller):
     def _affords(self, bid: Bid, plain: Plain) -> bool:
         """Catching up is free once for a source nobody has tried, and for one that has shown itself worth it."""
         ledger, count = self.memory.ledger, bid.n_rows + bid.passes
-        if not ledger.won_steps and bid.by.hope < ledger.caution(count):
+        if not ledger.won_steps and bid.by.hope < ledger.caution(count, bid.by.key.source):
             better = max((chance for key, chance in self._known.items() if key != bid.by.key), default=0.0)
             if better > bid.by.hope:
                 return False  # the little that is left is for what is surer
         catch_up_s = bid.by.catch_up_s if self._pays_catch_up(bid, plain) else 0.0
-        return ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, count)
+        return ledger.affords((bid.at_risk_s + catch_up_s) / plain.token_s, count, bid.by.key.source)
 
     def _pays_catch_up(self, bid: Bid, plain: Plain) -> bool:
         return bid.by.is_proven and bid.rate * plain.token_s <= 1.0
@@ -316,8 +319,10 @@ class AdaptiveController(Controller):
             if not record.hit:  # what is drafted ahead says nothing of what drafting costs
                 memory.costs.learn_draft(source, max(drafted, 1), draft_s)
         self._fed[source] = self._n_tokens
-        if is_own and not bid.by.judges_itself:
-            self._learn(bid.by.key, drafted, accepted)
+        if is_own and bid.by.judges_itself:
+            memory.pending = bid.by.key, drafted, accepted
+        elif is_own:
+            memory.learn(bid.by.key, drafted, accepted)
         if is_own and record.scores and not record.cut:
             memory.calibration[source].learn(record.scores, accepted)
         if accepted and bid.rate * plain.token_s > 1.0:
@@ -328,7 +333,7 @@ class AdaptiveController(Controller):
         lasted_s = call_s + host_s + min(draft_s, MOST_OVERRUN * usual_s)
         count = n_rows - self._width(1) + bid.passes
         gained = record.emitted - lasted_s / plain.token_s
-        memory.ledger.settle(record.emitted, gained if accepted else min(gained, 0.0), count)
+        memory.ledger.settle(record.emitted, gained if accepted else min(gained, 0.0), count, source)
 
     # --- what it says -------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class Learned:
     known_k: dict[str, int] = field(default_factory=dict)  # longest chain of which every position was judged
     rest: dict[Key, Rest] = field(default_factory=dict)
     tries: defaultdict[str, deque[int]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=FEW)))
+    pending: tuple[Key, int, int] | None = None  # the last proposal that was run, while its next offer may say more
     is_drawn: bool = False  # of the request
     hosts: dict[bool, tuple[float, float]] = field(default_factory=dict)  # host_s and token_s of the other temperature
     rounds: int = 0
@@ -122,8 +123,16 @@ class Learned:
             if key.source in sources and key.is_drawn == self.is_drawn and entry.evidence >= 1.0
         }
 
+    def learn(self, key: Key, drafted: int, accepted: int) -> None:
+        """Take in what became of a proposal."""
+        self.pending = None
+        self.acceptance.setdefault(key, Acceptance()).learn(drafted, accepted)
+        self.known_k[key.source] = max(self.known_k.get(key.source, 0), min(drafted, accepted + 1))
+
     def begin_request(self, is_drawn: bool) -> None:
         """Another text: old evidence of its kind counts less, and whoever sits out may be tried again sooner."""
+        if self.pending:
+            self.learn(*self.pending)
         if is_drawn != self.is_drawn:
             costs, self.is_drawn = self.costs, is_drawn
             self.hosts[not is_drawn] = costs.host_s, costs.token_s

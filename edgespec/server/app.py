@@ -5,6 +5,7 @@ Knows requests and replies; decoding is the worker's.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,10 +21,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from edgespec.errors import ConfigError
-from edgespec.outputs import Delta
+from edgespec.outputs import CompletionOutput, Delta
 from edgespec.server.bodies import Asked, BadRequest, field_of, read_json, read_request
 from edgespec.server.replies import DONE, Reply, error_body, event
-from edgespec.server.worker import Full, Job, Worker
+from edgespec.server.worker import Busy, Job, Stopped, Worker
 
 if TYPE_CHECKING:
     from starlette.types import Send
@@ -37,9 +38,10 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(llm: LLM, name: str, api_key: str | None = None, hosts: list[str] | None = None) -> Starlette:
-    """The server of one model, called `name`. hosts: the Host headers that are answered; all where None.
+    """The server of one model, called `name`; its `state.stop()` ends what it decodes.
 
-    A page in a browser can send requests to this machine's own addresses under a name of its own: hosts keeps it out.
+    hosts: the Host headers that are answered; all where None. A page in a browser can send requests to this machine's
+    own addresses under a name of its own: hosts keeps it out.
     """
     server = _Server(llm, name, api_key)
     routes = [
@@ -50,9 +52,11 @@ def create_app(llm: LLM, name: str, api_key: str | None = None, hosts: list[str]
         Route("/v1/completions", server.guarded(server.complete), methods=["POST"]),
     ]
     guards = [] if hosts is None else [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
-    return Starlette(
+    app = Starlette(
         routes=routes, middleware=guards, lifespan=server.lifespan, exception_handlers={HTTPException: _say_http}
     )
+    app.state.stop = server.stop
+    return app
 
 
 class _Events(StreamingResponse):
@@ -68,6 +72,7 @@ class _Events(StreamingResponse):
 class _Server:
     def __init__(self, llm: LLM, name: str, api_key: str | None) -> None:
         self.llm, self.name, self.api_key = llm, name, api_key
+        self.worker: Worker | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -76,6 +81,11 @@ class _Server:
             yield
         finally:
             await run_in_threadpool(self.worker.close)
+
+    def stop(self) -> None:
+        """End the requests: who waits for connections to close would wait for them to come to their ends."""
+        if self.worker is not None:
+            self.worker.stop()
 
     def guarded(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint for those who have the key; its mistakes as JSON."""
@@ -86,8 +96,8 @@ class _Server:
                 return await endpoint(request)
             except ConfigError as error:
                 return _say(error)
-            except Full:
-                return _error("too many requests wait already: try again later", 503)
+            except (Busy, Stopped) as error:
+                return _error(str(error), 503)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # the request's; the server goes on
@@ -132,16 +142,11 @@ class _Server:
         asked = read_request(read_json(await _body(request)), is_chat=is_chat)
         self._check_model(asked.model)
         deltas = await run_in_threadpool(self._begin, asked, is_chat)
+        assert self.worker is not None
         job, reply = self.worker.submit(deltas), Reply(self.name, is_chat=is_chat)
         if asked.is_stream:
             return _Events(_events(job, reply, asked.wants_usage), media_type="text/event-stream")
-        async with contextlib.aclosing(job.deltas()) as news:  # type: ignore[type-var]
-            async for delta in news:
-                if delta.output is not None:
-                    return JSONResponse(reply.whole(delta.output))
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-        return _error("the server stops", 503)
+        return JSONResponse(reply.whole(await _whole(job, request)))
 
     def _begin(self, asked: Asked, is_chat: bool) -> Iterator[Delta]:
         """The answer, not begun; raises BadRequest for what the model cannot take."""
@@ -157,6 +162,33 @@ class _Server:
             raise BadRequest(str(error), field_of(error)) from error
 
 
+async def _whole(job: Job, request: Request) -> CompletionOutput:
+    """The output of a job; raises ClientDisconnect as soon as nobody waits for it."""
+    ending, leaving = asyncio.ensure_future(_output(job)), asyncio.ensure_future(_departure(request))
+    try:
+        await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            raise ClientDisconnect
+        return ending.result()
+    finally:
+        ending.cancel()
+        leaving.cancel()
+        job.leave()
+
+
+async def _output(job: Job) -> CompletionOutput:
+    async with contextlib.aclosing(job.deltas()) as news:  # type: ignore[type-var]
+        async for delta in news:
+            if delta.output is not None:
+                return delta.output
+    raise Stopped("the request was ended")
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 async def _events(job: Job, reply: Reply, wants_usage: bool) -> AsyncIterator[bytes]:
     """The events of a stream; a mistake after its beginning is an event too."""
     try:
@@ -167,6 +199,8 @@ async def _events(job: Job, reply: Reply, wants_usage: bool) -> AsyncIterator[by
                 for chunk in reply.chunks(delta, wants_usage):
                     yield event(chunk)
         yield DONE
+    except Stopped as error:
+        yield event(error_body(str(error), 503))
     except Exception as error:
         yield event(error_body(f"{type(error).__name__}: {error}", 500))
     finally:
@@ -193,7 +227,13 @@ def _say(error: ConfigError) -> Response:
 
 
 def _error(message: str, status: int, param: str | None = None, code: str | None = None) -> Response:
-    return JSONResponse(error_body(message, status, param, code), status_code=status)
+    told = error_body(_plain(message), status, None if param is None else _plain(param), code)
+    return JSONResponse(told, status_code=status)
+
+
+def _plain(text: str) -> str:
+    """Text that can be sent: a request may name fields that are none."""
+    return text.encode("utf-8", "replace").decode()
 
 
 async def _say_http(_request: Request, error: Exception) -> Response:

@@ -61,7 +61,8 @@ class Asked:
 def read_json(body: bytes) -> dict[str, Any]:
     """The object in a body; raises BadRequest."""
     try:
-        fields = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        text = body.decode("utf-8")
+        fields = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from error
     if not isinstance(fields, dict):
@@ -85,12 +86,12 @@ def read_request(fields: Mapping[str, Any], *, is_chat: bool) -> Asked:
     if options and not is_stream:
         raise BadRequest("stream_options needs stream: true", "stream_options")
     for name in options:
-        if name not in ("include_usage", "include_obfuscation"):
-            raise BadRequest(f"stream_options.{name} is not known here", f"stream_options.{name}")
+        if name != "include_usage":
+            raise BadRequest(f"stream_options.{name!r} is not known here", f"stream_options.{name}")
     model = given.get("model")
     if not isinstance(model, str | None):
         raise BadRequest(f"model is {model!r}; it must be a string", "model")
-    prompt = given[prompt_field] if is_chat else _prompt(given[prompt_field])
+    prompt = _messages(given[prompt_field]) if is_chat else _prompt(given[prompt_field])
     return Asked(prompt, _params(given), model, is_stream, _boolean(options, "include_usage"))
 
 
@@ -100,7 +101,7 @@ def _check_served(name: str, value: Any, own: set[str]) -> None:
             wanted = " or ".join(json.dumps(one) for one in FIXED[name])
             raise BadRequest(f"{name} is served as {wanted} alone", name)
     elif name not in own and name not in SILENT and name not in SAMPLING and name not in ALIASES:
-        raise BadRequest(f"{name} is not known here", name, code="unknown_parameter")
+        raise BadRequest(f"{name!r} is not known here", name, code="unknown_parameter")
 
 
 def _params(given: Mapping[str, Any]) -> SamplingParams:
@@ -111,7 +112,7 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
             continue
         if field in values:
             raise BadRequest(f"{name} is given twice, under two names", name)
-        values[field] = _bias(value) if field == "logit_bias" else value
+        values[field] = value
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
     try:
@@ -127,15 +128,13 @@ def field_of(error: ConfigError) -> str | None:
     return found[0] if found and found[0] in SAMPLING else None
 
 
-def _bias(value: Any) -> Any:
-    """JSON's keys are strings, OpenAI's too."""
-    if not isinstance(value, dict):
-        return value
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError:
-        bad = next(token for token in value if not token.lstrip("-").isdigit())
-        raise BadRequest(f"logit_bias has the key {bad!r}; keys are token ids", "logit_bias") from None
+def _messages(value: Any) -> Any:
+    """Messages as they are, if they say nothing that templates do not get to see; their form is for the template."""
+    for place, message in enumerate(value if isinstance(value, list) else ()):
+        for name, field in message.items() if isinstance(message, dict) else ():
+            if name not in ("role", "content", "name") and field not in (None, []):
+                raise BadRequest(f"messages[{place}] has {name!r}, which is not served", f"messages[{place}].{name}")
+    return value
 
 
 def _prompt(value: Any) -> Any:
@@ -156,6 +155,14 @@ def _boolean(fields: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise BadRequest(f"{name} is {value!r}; it must be true or false", name)
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"it has {twice!r} twice")
+    return found
 
 
 def _refuse_constant(text: str) -> NoReturn:

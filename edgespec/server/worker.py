@@ -6,18 +6,24 @@ Knows no HTTP. An `edgespec.LLM` serves one request at a time; its caches are re
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
 
+from edgespec.errors import EdgeSpecError
 from edgespec.outputs import Delta
 
-__all__ = ["Full", "Job", "Worker"]
+__all__ = ["MOST_WAITING", "Busy", "Job", "Stopped", "Worker"]
 
-MOST_WAITING = 256
+MOST_WAITING = 64
 
-Full = queue.Full
+
+class Busy(EdgeSpecError):
+    """MOST_WAITING requests wait already."""
+
+
+class Stopped(EdgeSpecError):
+    """The worker was stopped before the request came to its end."""
 
 
 class Job:
@@ -44,21 +50,34 @@ class Job:
         self._is_left.set()
 
     def run(self) -> None:
-        """On the worker's thread: to the end, or until nobody waits."""
-        news: Exception | None = None
+        """On the worker's thread: to the end, or until nobody waits. Raises nothing, for the sake of the next one."""
+        error: BaseException | None = None
         try:
-            if not self._is_left.is_set():
-                for delta in self._deltas:
-                    self._tell(delta)
-                    if self._is_left.is_set():
-                        break
-        except Exception as error:  # the request's own; the next one is none the worse
-            news = error
+            self._decode()
+        except BaseException as caught:
+            error = caught
+        self._end(error)
+
+    def refuse(self) -> None:
+        """Say that it will not be run."""
+        self._end(Stopped("the server stops"))
+
+    def _decode(self) -> None:
+        is_done = False
+        try:
+            while not self._is_left.is_set() and not is_done:
+                delta = next(self._deltas)
+                is_done = delta.output is not None
+                self._tell(delta)
         finally:
             self._deltas.close()  # type: ignore[attr-defined]
-            self._tell(news)
-            if news is not None:
-                self._tell(None)
+        if not is_done:
+            raise Stopped("the request was ended")
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._tell(error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}"))
+        self._tell(None)
 
     def _tell(self, news: Delta | Exception | None) -> None:
         try:
@@ -71,30 +90,50 @@ class Worker:
     """Runs jobs in the order in which they came."""
 
     def __init__(self) -> None:
-        self._waiting: queue.Queue[Job | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Job | None] = queue.Queue()
         self._current: Job | None = None
-        self._is_closed = False
+        self._is_stopped = False
+        self._lock = threading.RLock()  # a signal may stop it in the thread that submits
         self._thread = threading.Thread(target=self._work, name="decoding", daemon=True)
         self._thread.start()
 
     def submit(self, deltas: Iterator[Delta]) -> Job:
-        """A job that waits for its turn; raises Full where MOST_WAITING wait already."""
-        job = Job(deltas)
-        self._waiting.put_nowait(job)
-        return job
+        """A job that waits for its turn; raises Busy where too many wait, Stopped after `stop`."""
+        with self._lock:
+            if self._is_stopped:
+                raise Stopped("the server stops")
+            if self._waiting.qsize() >= MOST_WAITING:
+                raise Busy(f"{MOST_WAITING} requests wait already: try again later")
+            job = Job(deltas)
+            self._waiting.put(job)
+            return job
+
+    def stop(self) -> None:
+        """End the request that runs within a round, and those that wait at once."""
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            if self._current is not None:
+                self._current.leave()
+            self._waiting.put(None)
 
     def close(self) -> None:
-        """End the request that runs and those that wait, and the thread."""
-        self._is_closed = True
-        current = self._current
-        if current is not None:
-            current.leave()
-        with contextlib.suppress(queue.Full):  # then whoever is next sees that it is closed
-            self._waiting.put_nowait(None)
+        """Stop, and wait for the thread."""
+        self.stop()
         self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._waiting.get()) is not None and not self._is_closed:
-            self._current = job
-            job.run()
-            self._current = None
+        while (job := self._waiting.get()) is not None:
+            if self._begin(job):
+                job.run()
+                with self._lock:
+                    self._current = None
+            else:
+                job.refuse()
+
+    def _begin(self, job: Job) -> bool:
+        with self._lock:
+            if not self._is_stopped:
+                self._current = job
+            return not self._is_stopped

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -85,6 +87,20 @@ def test_calls_of_another_shape_do_not_bind_the_cache_again(bundle: Path) -> Non
         np.testing.assert_allclose(session.forward(TOKENS[:width]).logits[-1], rows[-1], atol=1e-4)
     assert len(graph.bindings) > 2
     assert len({id(binding.io) for binding in graph.bindings.values()}) == 1
+
+
+def test_closing_frees_the_bindings_at_once(bundle: Path) -> None:
+    """A binding to a GPU that outlives the runtime ends the process badly, and each holds a whole cache."""
+    session = load(bundle).open_session()
+    session.forward(TOKENS[:4])
+    gone = [weakref.ref(binding.bound) for binding in session._graph.bindings.values()]
+    gc.disable()
+    try:
+        session.close()
+        assert gone
+        assert not any(ref() for ref in gone)
+    finally:
+        gc.enable()
 
 
 def test_inputs_in_a_devices_own_memory_are_bound_again_for_each_call(

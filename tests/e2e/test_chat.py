@@ -47,12 +47,13 @@ def test_lines_are_messages_of_one_conversation(child_env: dict[str, str], real_
 
 
 def test_commands_blocks_and_ends(child_env: dict[str, str]) -> None:
-    text = (
-        f'/help\n{SUM}\n/stats\n/regen\n/clear\n"""\nSay\n\nyes\n"""\n/system Answer in French.\n{SUM}\n/bye\nnever\n'
-    )
+    looks = ' /usr is what?\n"""\n/* no command */\n"""\n/clear\n'
+    block = '"""\nSay\n\nyes\n"""\n'
+    text = f"{looks}/help\n{SUM}\n/stats\n/regen\n/clear\n{block}/system Answer in French.\n{SUM}\n/bye\nnever\n"
     done = chat("--draft", "none", "--json", stdin=text.encode(), env=child_env)
     turns = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(turns) == 4
+    assert len(turns) == 6
+    turns = turns[2:]  # the first two only look like commands
     assert turns[0]["token_ids"] == turns[1]["token_ids"]
     assert turns[2]["stats"]["prompt_tokens"] < turns[1]["stats"]["prompt_tokens"]
     assert b"/regen" in done.stderr
@@ -64,6 +65,7 @@ def test_commands_blocks_and_ends(child_env: dict[str, str]) -> None:
     [
         (b"/nope\n", b"there is no command /nope"),
         (b"/regen\n", b"nothing has been asked"),
+        (b"/clear all\n", b"/clear takes nothing"),
         (b"/stats\n", b"no answer"),
         (b'"""\nhello\n', b"has no end"),
         (b"ok\n\xff\n", b"line 2 is not UTF-8"),
@@ -115,6 +117,12 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(child_env: dict[str, str]) -> No
     terminal.type("Write a long story about a fox.\n")
     terminal.wait_for("fox.")  # its echo
     terminal.wait_for("he", 60)
+    terminal.type("\x03")
+    terminal.wait_for("(stopped)")
+    terminal.wait_for(">>> ")
+    terminal.type("Go on.\n")
+    terminal.wait_for("Go on.")
+    time.sleep(0.2)
     terminal.type("\x03")
     terminal.wait_for("(stopped)")
     terminal.wait_for(">>> ")

@@ -482,6 +482,17 @@ def test_a_useless_draft_that_judges_itself_costs_no_more_than_another(row_s: fl
     assert not world.memory.rest, "what judges itself need not sit out"
 
 
+def test_rows_that_looked_dear_are_measured_again() -> None:
+    """A table whose rows fell into a noisy moment was never run again."""
+    world, n = make_world(0.2), 700
+    rows = {k: Spread(*[PLAIN_S * (1.0 if k == 1 else 1.3 * k)] * 3, 5) for k in range(1, 10)}
+    world.memory = Learned.expecting(Expectation(MeasuredCosts({64: rows}), {}, 0.0))
+    outcome = world.run([SeenThrough(world.truth(n), lambda _: True)], n)
+    drafted = [record for record in outcome.stats.records if record.drafted]
+    assert drafted, "its cost is looked at again"
+    assert drafted[0].index < 300
+
+
 def test_every_offer_teaches_once(monkeypatch: pytest.MonkeyPatch) -> None:
     learnt: list[tuple[int, int]] = []
     learn = Acceptance.learn
@@ -494,5 +505,8 @@ def test_every_offer_teaches_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world, n = make_world(0.2), 40
     outcome = world.run([SeenThrough(world.truth(n), lambda at: at % 9 != 0)], n)
     records = outcome.stats.records
-    assert len(learnt) == len(records) - 1, "the last offer is never judged"
-    assert [drafted for drafted, _ in learnt] == [min(4, record.emitted) for record in records[:-1]]
+    assert records[-1].drafted, "a last proposal is never offered again: it is learnt from its round"
+    assert len(learnt) == len(records) - 1
+    world.run([SeenThrough(world.truth(n), lambda _: True)], 1)
+    assert learnt[len(records) - 1] == (records[-1].drafted, records[-1].accepted)
+    assert [drafted for drafted, _ in learnt[: len(records) - 1]] == [min(4, r.emitted) for r in records[:-1]]

@@ -98,6 +98,22 @@ def test_again_replaces_the_last_answer(tmp_path: Path) -> None:
     assert len(talk.turns) == 2
 
 
+def test_again_cut_before_its_first_text_changes_nothing(tmp_path: Path) -> None:
+    talk = Conversation(make_llm(tmp_path), PARAMS)
+    answer(talk, "hello")
+    answer(talk, "more")
+    before = list(talk.turns)
+    deltas = talk.again()
+    talk.llm.slots.take = _interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        next(deltas)
+    assert talk.turns == before
+
+
+def _interrupted(_: object) -> object:
+    raise KeyboardInterrupt
+
+
 def test_another_system_message_begins_again(tmp_path: Path) -> None:
     talk = Conversation(make_llm(tmp_path), PARAMS, "be kind")
     answer(talk, "hello")

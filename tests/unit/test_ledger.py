@@ -93,11 +93,13 @@ def test_what_would_have_paid_gives_rows_back_and_no_time() -> None:
     ledger = Ledger()
     ledger.settle(1, -1.5, 8)
     assert not ledger.affords(0.1, 1)
-    ledger.vindicate()
-    assert ledger.affords(0.1, 1)
-    assert not ledger.affords(0.6, 1), "half a plain step is left"
+    ledger.vindicate("ngram")
+    assert ledger.affords(0.1, 1, "ngram")
+    assert not ledger.affords(0.1, 1, "model"), "it is not for others"
+    assert not ledger.affords(0.6, 1, "ngram"), "half a plain step is left"
     assert ledger.won_steps == 0.0
-    ledger.settle(9, 5.0, 1)
-    balance = ledger.count
-    ledger.vindicate()
-    assert ledger.count == balance, "never less than it was"
+    for _ in range(8):
+        assert ledger.affords(0.01, 1, "ngram")
+        ledger.settle(0, -0.01, 1, "ngram")
+    assert not ledger.affords(0.01, 1, "ngram"), "it is used up"
+    assert ledger.spent_count == 16

@@ -6,7 +6,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from edgespec import LLM, SamplingParams
 uvicorn = pytest.importorskip("uvicorn")
 
 from edgespec.server.app import create_app  # noqa: E402
+from edgespec.server.worker import Worker  # noqa: E402
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "seed": 4, "ignore_eos": True}
 KEY = "secret"
@@ -27,8 +28,14 @@ KEY = "secret"
 class Client:
     """Asks one server."""
 
-    def __init__(self, port: int, llm: LLM) -> None:
-        self.port, self.llm = port, llm
+    def __init__(self, port: int, llm: LLM, app: Any) -> None:
+        self.port, self.llm, self.stop = port, llm, app.state.stop
+
+    @property
+    def worker(self) -> Worker:
+        worker = self.stop.__self__.worker
+        assert isinstance(worker, Worker)
+        return worker
 
     @contextmanager
     def open(self, method: str, path: str, body: Any = None, **headers: str) -> Iterator[http.client.HTTPResponse]:
@@ -60,14 +67,15 @@ class Client:
 
 @contextmanager
 def serve(llm: LLM, **options: Any) -> Iterator[Client]:
-    server = uvicorn.Server(uvicorn.Config(create_app(llm, "tiny", **options), port=0, log_level="error"))
+    app = create_app(llm, "tiny", **options)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield Client(server.servers[0].sockets[0].getsockname()[1], llm)
+        yield Client(server.servers[0].sockets[0].getsockname()[1], llm, app)
     finally:
         server.should_exit = True
         thread.join()
@@ -136,6 +144,13 @@ def test_a_stream_says_the_same_in_pieces(client: Client, path: str, wants_usage
         ({**CHAT, "logit_bias": {"a": 1}}, "logit_bias"),
         ({**CHAT, "temperature": -1}, "temperature"),
         ({**CHAT, "best": 1}, "best"),
+        ({**CHAT, "logit_bias": {"--5": 1}}, "logit_bias"),
+        ({**CHAT, "logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({**CHAT, "temperature": 10**400}, "temperature"),
+        ({**CHAT, "logit_bias": {"5": 10**400}}, "logit_bias"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "\\ud800": 1}', "?"),
+        (b'{"seed": 1, "seed": 2}', None),
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [1]}]}, "messages[0].tool_calls"),
     ],
 )
 def test_mistakes_are_said_and_the_next_request_works(client: Client, body: Any, param: str | None) -> None:
@@ -184,36 +199,129 @@ def test_hosts_of_other_names_are_refused(tmp_path: Path) -> None:
         assert one.status == 400
 
 
-def test_a_client_that_leaves_ends_its_request(client: Client) -> None:
-    """One that waits behind a request of 5,000 tokens that nobody reads any more gets its turn at once."""
-    rounds: list[int] = []
-    stream = client.llm.stream
+class Gate:
+    """Holds every answer of an LLM after its second round until it is opened; counts rounds and beginnings."""
 
-    def counting(*args: Any) -> Iterator[Any]:
-        deltas = stream(*args)
+    def __init__(self, llm: LLM) -> None:
+        self.stream, self.rounds, self.begun = llm.stream, 0, 0
+        self.opened, self.reached = threading.Event(), threading.Event()
+        llm.stream = self._stream  # type: ignore[method-assign,assignment]
+
+    def _stream(self, *args: Any) -> Iterator[Any]:
+        return self._gated(self.stream(*args))
+
+    def _gated(self, deltas: Iterator[Any]) -> Iterator[Any]:
+        self.begun += 1
         try:
-            for delta in deltas:
-                rounds.append(1)
-                time.sleep(0.002)
+            for place, delta in enumerate(deltas):
+                if place == 2:
+                    self.reached.set()
+                    assert self.opened.wait(60)
+                self.rounds += 1
                 yield delta
         finally:
             deltas.close()  # type: ignore[attr-defined]
 
-    client.llm.stream = counting  # type: ignore[method-assign,assignment]
-    for is_stream in (True, False):
-        rounds.clear()
-        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
-        body = json.dumps({**CHAT, "max_tokens": 5000, "stream": is_stream}).encode()
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        if is_stream:
-            with connection.getresponse() as response:
-                response.read(300)
-        else:
-            while len(rounds) < 3:
-                time.sleep(0.01)
+
+def ask_and_stay(client: Client, body: Any) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to that within a minute")
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_ends_its_request(client: Client, is_stream: bool) -> None:
+    """A request of 5,000 tokens that nobody reads any more ends within a round; what waits behind it gets its turn."""
+    gate, worker = Gate(client.llm), client.worker
+    connection = ask_and_stay(client, {**CHAT, "max_tokens": 5000, "stream": is_stream})
+    assert gate.reached.wait(60)
+    job = worker._current
+    assert job is not None
+    connection.close()
+    wait_until(job._is_left.is_set)
+    gate.opened.set()
+    assert client.post("/v1/chat/completions", CHAT)["choices"][0]["finish_reason"] == "length"
+    assert gate.rounds <= 3 + 12
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_while_it_waits_is_not_decoded_for(client: Client, is_stream: bool) -> None:
+    gate, worker = Gate(client.llm), client.worker
+    first = ask_and_stay(client, CHAT)
+    assert gate.reached.wait(60)
+    second = ask_and_stay(client, {**CHAT, "stream": is_stream})
+    wait_until(lambda: worker._waiting.qsize() == 1)
+    waiting = worker._waiting.queue[0]
+    assert waiting is not None
+    second.close()
+    wait_until(waiting._is_left.is_set)
+    gate.opened.set()
+    assert first.getresponse().status == 200
+    first.close()
+    assert client.post("/v1/chat/completions", CHAT)["choices"]
+    assert gate.begun == 2, "the first and the last"
+
+
+def test_too_many_requests_are_told_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.server.worker.MOST_WAITING", 1)
+    gate, worker = Gate(client.llm), client.worker
+    staying = [ask_and_stay(client, CHAT)]
+    assert gate.reached.wait(60)
+    staying.append(ask_and_stay(client, CHAT))
+    wait_until(lambda: worker._waiting.qsize() == 1)
+    assert "try again" in client.post("/v1/chat/completions", CHAT, 503)["error"]["message"]
+    gate.opened.set()
+    for connection in staying:
+        assert connection.getresponse().status == 200
         connection.close()
-        assert client.post("/v1/chat/completions", CHAT)["choices"][0]["finish_reason"] == "length"
-        assert len(rounds) < 1000
+
+
+def test_a_server_that_stops_tells_those_who_wait(tmp_path: Path) -> None:
+    """Stopping waited for every request to come to its end, those in the queue too."""
+    with serve(make_llm(tmp_path, n_ctx=6000)) as client:
+        gate = Gate(client.llm)
+        staying = [ask_and_stay(client, {**CHAT, "max_tokens": 5000, "stream": place == 0}) for place in range(1)]
+        assert gate.reached.wait(60)
+        staying.append(ask_and_stay(client, CHAT))
+        wait_until(lambda: client.worker._waiting.qsize() == 1)
+        client.stop()
+        gate.opened.set()
+        cut, refused = [connection.getresponse() for connection in staying]
+        text = cut.read().decode()
+        assert "was ended" in text
+        assert "[DONE]" not in text
+        assert refused.status == 503
+        assert "stops" in client.post("/v1/chat/completions", CHAT, 503)["error"]["message"]
+        for connection in staying:
+            connection.close()
+        assert gate.rounds <= 3
+
+
+def test_an_answer_that_cannot_be_ended_well_is_the_requests_own(client: Client) -> None:
+    """A trace that could not be written ended the decoding thread, and later requests waited for ever."""
+    stream = client.llm.stream
+
+    def fails_late(*args: Any) -> Iterator[Any]:
+        try:
+            yield from stream(*args)
+        finally:
+            raise OSError("the disk is full")
+
+    client.llm.stream = fails_late  # type: ignore[method-assign,assignment]
+    for _ in range(2):
+        assert client.post("/v1/chat/completions", CHAT)["choices"]
+        with client.open("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 500, "stream": True}) as response:
+            response.read(100)
+    client.llm.stream = stream  # type: ignore[method-assign]
+    assert client.post("/v1/chat/completions", CHAT)["choices"]
 
 
 def test_requests_at_once_are_answered_as_alone(client: Client) -> None:

@@ -56,18 +56,6 @@ def test_an_offer_says_what_became_of_the_one_before() -> None:
     assert ask(drafter, [*tokens, 1]).judged == JudgedOffer(0, 0, 0)
 
 
-def test_a_long_copy_is_judged_to_its_end_where_it_was_proposed() -> None:
-    text = list(range(30))
-    for is_run, judged in ((False, 8), (True, 20)):
-        drafter, tokens = NgramDrafter(1), [*text, 0]
-        ask(drafter, tokens)
-        if is_run:
-            assert drafter.propose(context(tokens), 20).tokens == text[1:21]
-        found = ask(drafter, [*tokens, *text[1:25]]).judged
-        assert found is not None
-        assert found[1:] == (judged, judged)
-
-
 def context(tokens: list[int]) -> DraftContext:
     return DraftContext(tokens, None, None, None, 1)  # type: ignore[arg-type]
 

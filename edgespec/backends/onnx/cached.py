@@ -190,7 +190,9 @@ class CachedGraph:
             self._unbind()
 
     def _unbind(self) -> None:
-        """What the bindings hold has moved."""
+        """What the bindings hold has moved. It is let go at once: a shape and where it is bound know each other."""
+        for bound in self._bound.values():
+            bound.shape = None
         self.bindings.clear()
         self._bound.clear()
 
