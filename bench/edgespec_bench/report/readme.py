@@ -66,7 +66,7 @@ def _line(figures: Figures, judged: list[Judged]) -> str:
         if found[key].value is not None
     ]
     if gains:
-        claims.append("speculation " + ", ".join(gains) + " of that")
+        claims.append("speculation over plain decoding " + ", ".join(gains))
     peers = [
         f"{found[key].value:.2f}x ({what})"
         for key, what in (("chat_t0_vs_peer", "chat"), ("copy_vs_peer", "copying"))
