@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_conversation import make_llm
+from chat_world import make_llm
 
 from edgespec import LLM, SamplingParams
 

@@ -6,25 +6,14 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from chat_world import N_VOCAB, SYSTEMLESS, make_llm
 
 from edgespec import LLM, SamplingParams
 from edgespec.conversation import Conversation
 from edgespec.errors import ConfigError
 from edgespec.testing import TableModel
-from edgespec.testing.tokenizer import write_tokenizer
-from edgespec.text import Tokenizer
 
-N_VOCAB = 67
-TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
-SYSTEMLESS = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-
-
-def make_llm(folder: Path, template: str | None = TEMPLATE, n_ctx: int = 256) -> LLM:
-    write_tokenizer(folder, N_VOCAB)
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    return LLM(TableModel(N_VOCAB, seed=4, n_ctx=n_ctx), draft="ngram", tokenizer=Tokenizer.load(folder))
 
 
 def answer(conversation: Conversation, text: str) -> str:
