@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -339,6 +340,18 @@ def test_requests_at_once_are_answered_as_alone(client: Client) -> None:
     for thread in threads:
         thread.join()
     assert [found[place] for place in range(len(bodies))] == alone
+
+
+def test_streams_that_are_closed_at_random_leave_nothing_behind(client: Client) -> None:
+    alone = client.post("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"]
+    dice = random.Random(5)
+    for _ in range(20):
+        with client.open("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 3000, "stream": True}) as response:
+            response.read(dice.randrange(1, 4000))
+    with client.open("GET", "/health") as response:
+        assert response.status == 200
+    assert client.post("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"] == alone
+    assert client.worker._waiting.qsize() == 0
 
 
 def test_a_failure_while_decoding_is_the_requests_own(client: Client) -> None:
