@@ -44,6 +44,7 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "export models of other families (`edgespec export --via optimum`; in an environment of its own)",
         ("optimum", "optimum-onnx", "transformers", "torch", "onnxruntime"),
     ),
+    "server": ("answer over HTTP (`edgespec serve`)", ("starlette", "uvicorn")),
     "hub": ("fetch from a model hub", ("huggingface_hub",)),
     "bench": ("measure memory in the benchmarks", ("psutil", "matplotlib")),
 }  # extra -> (what it is for, the packages it brings)
