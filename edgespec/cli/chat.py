@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli import console
-from edgespec.cli.options import DEFAULT_MODEL, engine_options, json_option, sampling_options, sampling_params
+from edgespec.cli.options import engine_options, json_option, model_option, sampling_options, sampling_params
 from edgespec.cli.run import load_llm, print_pieces, print_stats, to_json
 from edgespec.errors import ConfigError
 
@@ -35,9 +35,7 @@ NAMES = {*(usage.split()[0] for usage in COMMANDS), "/?", *ENDS}
 
 
 @click.command("chat")
-@click.option(
-    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="A pair's name, a folder or a .gguf file."
-)
+@model_option
 @click.option("--system", help="System message.")
 @click.option("-v", "--verbose", is_flag=True, help="Colour accepted draft tokens and print each answer's figures.")
 @engine_options

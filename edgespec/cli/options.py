@@ -14,7 +14,15 @@ from edgespec.draft.base import DRAFT_DRAFTS, DRAFTERS
 from edgespec.engine.controller import CONTROLLERS
 from edgespec.engine.scheduler import SCHEDULES
 
-__all__ = ["DEFAULT_MODEL", "engine_kwargs", "engine_options", "json_option", "sampling_options", "sampling_params"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "engine_kwargs",
+    "engine_options",
+    "json_option",
+    "model_option",
+    "sampling_options",
+    "sampling_params",
+]
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -134,6 +142,9 @@ SAMPLING = (
     click.option("--ignore-eos", is_flag=True),
 )
 
+model_option = click.option(
+    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="A pair's name, a folder or a .gguf file."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One line of JSON on stdout, nothing else there.")
 
 

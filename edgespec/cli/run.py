@@ -11,10 +11,10 @@ import click
 
 from edgespec.cli import console
 from edgespec.cli.options import (
-    DEFAULT_MODEL,
     engine_kwargs,
     engine_options,
     json_option,
+    model_option,
     sampling_options,
     sampling_params,
 )
@@ -32,9 +32,7 @@ __all__ = ["command", "load_llm", "print_pieces", "print_stats", "prompt_ids", "
 
 @click.command("run")
 @click.argument("prompt", required=False)
-@click.option(
-    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="A pair's name, a folder or a .gguf file."
-)
+@model_option
 @click.option("-f", "--file", "prompt_file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--raw", is_flag=True, help="Give the prompt as it is, without the model's chat template.")
 @click.option("--system", help="System message for the chat template.")

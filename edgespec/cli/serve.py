@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgespec.cli import console
-from edgespec.cli.options import DEFAULT_MODEL, engine_options
+from edgespec.cli.options import engine_options, model_option
 from edgespec.cli.run import load_llm
 from edgespec.errors import ConfigError, MissingDependencyError
 from edgespec.text.tokenizer_files import check_text
@@ -21,9 +21,7 @@ GRACE_S = 5  # for connections to close, once told to end
 
 
 @click.command("serve")
-@click.option(
-    "-m", "--model", default=DEFAULT_MODEL, show_default=True, help="A pair's name, a folder or a .gguf file."
-)
+@model_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; others than this machine's need a key.")
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any that is free.")
 @click.option("--api-key", envvar="EDGESPEC_API_KEY", help="Key that requests must bring.  [$EDGESPEC_API_KEY]")

@@ -181,7 +181,7 @@ class AdaptiveController(Controller):
             worth = tokens / max(seconds, LEAST_S) / (LEAST_GAIN if passes else 1.0)
             at_risk_s = more_s + draft_s + forgone_s
             bids.append(Bid(by, k, worth, tokens, seconds, at_risk_s, rows - self._width(1), passes, chance))
-            if survival < LEAST_SURVIVAL and k >= self.min_k:
+            if survival < LEAST_SURVIVAL:
                 break
         return bids
 
@@ -309,9 +309,8 @@ class AdaptiveController(Controller):
         draft_s = max(record.draft_s, record.propose_s)  # a test's clock may be slower than the real one
         usual_s = memory.costs.draft_s(source, bid.k, None, plain.seconds)
         if bid.by.n_missed > self.k + 1:
-            memory.costs.learn_catch_up(
-                source, bid.by.n_missed, draft_s - usual_s
-            )  # nothing is ahead of one who sat out
+            # nothing is ahead of one who sat out
+            memory.costs.learn_catch_up(source, bid.by.n_missed, draft_s - usual_s)
             if not self._pays_catch_up(bid, plain):
                 draft_s = min(draft_s, usual_s)
         elif not record.cut:

@@ -113,8 +113,6 @@ def _params(given: Mapping[str, Any]) -> SamplingParams:
         if field in values:
             raise BadRequest(f"{name} is given twice, under two names", name)
         values[field] = value
-    if isinstance(values.get("stop"), str):
-        values["stop"] = (values["stop"],)
     try:
         return SamplingParams(**values)
     except ConfigError as error:

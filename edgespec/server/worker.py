@@ -1,4 +1,5 @@
-"""One thread that decodes: requests wait for their turn, and one that nobody waits for any more ends within a round.
+"""One thread that decodes: requests wait for their turn, and one that nobody waits for any more ends within a round,
+or once its prompt is read.
 
 Knows no HTTP. An `edgespec.LLM` serves one request at a time; its caches are reused from one to the next.
 """

@@ -31,9 +31,8 @@ MAX_BINDINGS = 24  # call shapes kept per session; prefill chunks of odd lengths
 # The head's kernel for one row rounds differently from the one for several, so a call of several tokens never asks it
 # for one row: what a position's logits are may not depend on how many of them are wanted.
 MIN_LOGITS_ROWS = 2
-FIRST_LOGITS_ROWS = (
-    16  # that the first buffer of logits holds: untouched pages cost no memory, and a larger one is bound anew
-)
+# Rows that the first buffer of logits holds: untouched pages cost no memory, and a larger one is bound anew.
+FIRST_LOGITS_ROWS = 16
 
 Values = list[tuple[str, Any]]
 
